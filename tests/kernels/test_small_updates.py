@@ -10,7 +10,12 @@ from steplab.kernels import adamw as op
 from steplab.kernels.adamw import Hyperparameters, ParameterState
 from steplab.modules.optimizer import OnePassAdamW
 from tests.kernels.triton_on_cpu import compile_for_hopper, needs_no_gpu
-from tests.kernels.update_cases import RULE, check_update, update_among_others
+from tests.kernels.update_cases import (
+    RULE,
+    check_changes_are_kept,
+    check_update,
+    update_among_others,
+)
 
 pytest.importorskip("triton")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -120,6 +125,10 @@ class Interpreted:
     def test_the_update_equals_its_definition(self, param, grad, size, clipped):
         check_update("triton_update", param, grad, size, clipped, update=update_among_others)
 
+    @pytest.mark.parametrize("size", [1, 150, 260])
+    def test_what_was_written_into_a_rounded_parameter_is_trained_on(self, size):
+        check_changes_are_kept("triton_update", size)
+
     def test_how_many_launches_it_takes(self, monkeypatch):
         from steplab.kernels.adamw import triton_update
 
@@ -189,6 +198,12 @@ def test_gpu_every_parameter_has_its_own_group_step_and_gradient():
 @pytest.mark.parametrize("size", [1, 768, 50_001])
 def test_gpu_update_equals_its_definition(param, grad, size):
     check_update("triton_update", param, grad, size, True, "cuda", update_among_others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 768, 70_001])
+def test_gpu_what_was_written_into_a_rounded_parameter_is_trained_on(size):
+    check_changes_are_kept("triton_update", size, "cuda")
 
 
 @pytest.mark.gpu

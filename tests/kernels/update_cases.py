@@ -49,3 +49,24 @@ def check_update(impl, param_dtype, grad_dtype, size, clipped, device="cpu", upd
         error = (value.double() - truth[name]).norm()
         if error > floor:
             assert_as_good_as(value, peer[name], truth[name], f"{impl} {name} of {size}")
+
+
+def check_changes_are_kept(impl, size, device="cpu"):
+    """Elements of a 16-bit parameter that somebody has changed start from there, others do not."""
+    generator = torch.Generator().manual_seed(1)
+    exact, grad = (torch.randn(size, generator=generator).to(device) for _ in range(2))
+    changed = torch.arange(size, device=device) % 3 == 1
+    new = torch.where(changed, 0.5 * exact.bfloat16(), exact.bfloat16())
+    wanted = torch.where(changed, new.float(), exact)  # what is trained on
+    lr = torch.tensor(1e-2, dtype=torch.float64, device=device)
+
+    def after(name, param, master):
+        moments = torch.zeros_like(exact), torch.zeros_like(exact)
+        weight = ParameterState(param, master, grad, *moments, torch.ones((), device=device))
+        update_among_others(name, weight, RULE, lr, None)
+        return weight
+
+    found = after(impl, new.clone(), exact.clone())
+    expected = after(impl, wanted.bfloat16(), wanted.clone())
+    assert torch.equal(found.master, expected.master)
+    assert torch.equal(found.param, expected.master.bfloat16())

@@ -73,6 +73,8 @@ def test_prefetch_reads_the_loader_ahead_and_refuses_batches_that_nobody_fetched
     step = steplab.optimize(Net(), loss, "prefetch=2")
     with pytest.raises(UserError, match=r"not fetched ahead.* step\.batches\(loader\)"):
         step([{"x": data[0]}])
+    with pytest.raises(UserError, match="not fetched ahead"):
+        step.loss({"x": data[0]})
     seen = []
     for batch in step.batches(loader()):
         seen.append(batch["x"])
@@ -101,11 +103,32 @@ def test_a_loop_may_run_its_own_backward_and_update():
         steplab.optimize(Net(), squares, "precision=fp16").loss(batch)
 
 
+def test_precision_is_the_recipes_alone():
+    """Inside the loop's own autocast, precision=fp32 would run in bf16."""
+    step, batch = steplab.optimize(Net(), squares, "precision=fp32"), torch.ones(2, 8)
+    for run in (lambda: step([batch]), lambda: step.loss(batch)):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="autocast is"):
+            run()
+    step([batch])
+
+
+def test_a_model_whose_weights_an_earlier_step_rounds_is_refused():
+    model, rounding = Net(), "precision=bf16-weights,optimizer=one-pass"
+    steplab.optimize(model, squares, "plain")
+    steplab.optimize(model, squares, rounding)
+    with pytest.raises(UserError, match=r"earlier steplab\.optimize"):
+        steplab.optimize(model, squares, "compile=loss")
+
+
 def test_metrics_come_through():
     step = steplab.optimize(
         Net(), lambda m, b: StepOutput(squares(m, b), {"rows": b.sum()}), steplab.Recipe()
     )
     assert set(step([torch.ones(2, 8)]).metrics) == {"rows"}
+
+
+def ignoring(model, **how):
+    return torch.optim.AdamW(model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -117,6 +140,10 @@ def test_metrics_come_through():
         ("plain", nn.ReLU(), {}, UserError, "no parameters"),
         ("plain", Net(), {"mode": "sideways"}, UserError, "mode is"),
         ("checkpointing=blocks", nn.Linear(2, 2), {}, Unsupported, "checkpointing=budget"),
+        ("plain", Net(), {"clip": -1.0}, UserError, "clip is -1"),
+        ("plain", torch.compile(Net()), {}, UserError, "compiled already"),
+        ("optimizer=fused", Net(), {"optimizer": ignoring}, UserError, "fused=True"),
+        ("optimizer=foreach", Net(), {"optimizer": ignoring}, UserError, "foreach=True"),
     ],
 )
 def test_refusals(recipe, model, options, error, words):

@@ -1,6 +1,7 @@
 """What people do in a loop of their own, against the same loop written by hand in torch."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -378,6 +379,96 @@ def test_full_weights_for_an_average_where_the_recipe_rounds_them():
             assert weight.dtype == torch.float32
     assert weight.dtype == torch.bfloat16
     assert not torch.equal(average, average.bfloat16().float())
+
+
+ROUNDED = "precision=bf16-weights,optimizer=one-pass"
+
+
+def clamp(model):
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.clamp_(-0.01, 0.01)
+
+
+def clamp_data(model):
+    for weight in model.parameters():
+        weight.data.clamp_(-0.01, 0.01)
+
+
+def initialize(model):
+    nn.init.constant_(model.blocks[0].linear.weight, 0.005)
+
+
+def load_a_part(model):
+    torch.manual_seed(5)
+    model.blocks[0].load_state_dict(Block().state_dict())
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("change", [clamp, clamp_data, initialize, load_a_part])
+def test_what_a_loop_writes_into_weights_that_are_rounded_is_kept(change, captured):
+    """The step before and after are the same as with weights of fp32, but for their rounding."""
+    torch.manual_seed(0)
+    rounded = Twins(ROUNDED, adamw, captured=captured)
+    plain = steplab.optimize(Net(), loss_of, "plain", adamw)
+    plain.model.load_state_dict(rounded.model.state_dict())
+    for batch in torch.randn(5, 4, 8):
+        for step in (rounded.step, plain):
+            step([batch])
+            change(step.model)
+    for name, expected in plain.model.state_dict().items():
+        found = rounded.model.state_dict()[name]
+        assert found.dtype == expected.dtype
+        # A bf16 forward moves AdamW's first steps by less than the steps themselves, 0.01 each.
+        assert torch.allclose(found, expected, atol=0.02, rtol=0.02), name
+
+
+def test_untouched_weights_keep_their_fp32_where_others_are_changed():
+    torch.manual_seed(0)
+    model = Net()
+    step = steplab.optimize(model, loss_of, ROUNDED, adamw)
+    step([torch.randn(4, 8)])
+    before = model.state_dict()["blocks.0.linear.weight"].clone()
+    with torch.no_grad():
+        model.blocks[0].linear.weight[0, 0] = 3.0
+    after = model.state_dict()["blocks.0.linear.weight"]
+    assert after[0, 0] == 3.0 and torch.equal(after.flatten()[1:], before.flatten()[1:])
+    assert not torch.equal(after, after.bfloat16().float())
+
+
+def test_parts_of_a_model_have_state_dicts_of_full_weights():
+    torch.manual_seed(0)
+    model = Net()
+    step = steplab.optimize(model, loss_of, ROUNDED, adamw)
+    step([torch.randn(4, 8)])
+    part, whole = model.blocks[0].state_dict(), model.state_dict()
+    for name, weight in part.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, whole[f"blocks.0.{name}"])
+    model.blocks[1].load_state_dict(part)
+    for name, weight in part.items():
+        assert torch.equal(model.state_dict()[f"blocks.1.{name}"], weight)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.blocks[1].load_state_dict({**part, "more": torch.ones(1)})
+    assert model.blocks[1].linear.weight.dtype == torch.bfloat16  # as before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_is_whole_or_refused(copied):
+    """Of 16-bit weights a copy would have nothing else, which an average of them needs."""
+    torch.manual_seed(0)
+    plain = steplab.optimize(Net(), loss_of, "plain", adamw)
+    plain([torch.randn(4, 8)])
+    twin = copied(plain.model)
+    assert torch.equal(twin.norm.weight, plain.model.norm.weight) and twin.state_dict()
+    step = steplab.optimize(Net(), loss_of, ROUNDED, adamw)
+    step([torch.randn(4, 8)])
+    with pytest.raises(UserError, match=r"step\.full_weights\(\)"):
+        copied(step.model)
+    with step.full_weights():
+        twin = copied(step.model)
+    for name, weight in step.model.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], weight), name
 
 
 @pytest.mark.parametrize("captured", [False, True])

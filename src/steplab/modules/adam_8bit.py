@@ -126,6 +126,11 @@ class RoundedState:
         """The parameters are all the weights there are."""
         return nullcontext()
 
+    @property
+    def has_rounded_weights(self) -> bool:
+        """Never."""
+        return False
+
     def unpacked(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Yield a parameter's state with the parts of packed tensors: `exp_avg.codes`."""
         for key, value in state.items():

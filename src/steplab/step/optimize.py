@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from steplab.core import MODES, Mode, Recipe
 from steplab.core.errors import UserError
 from steplab.step.assemble import build_step
-from steplab.step.state_dicts import keep_state_dicts
+from steplab.step.state_dicts import is_rounded, keep_state_dicts
 from steplab.step.step import Step
 from steplab.step.usual_shapes import UsualShapes
 from steplab.techniques.recipes import check_recipe, parse_recipe
@@ -58,6 +59,9 @@ def optimize(
         )
     if mode not in MODES:
         raise UserError(f"mode is {mode!r}.", f"Known: {', '.join(MODES)}.")
+    if clip < 0:
+        raise UserError(f"clip is {clip:g}.", "Give a norm, or 0 to leave gradients alone.")
+    _check_model(model)
     user_model = UserModel(model, _no_batches, loss, optimizer=optimizer)
     workload = UserWorkload(lambda: user_model, {}, "steplab.optimize")
     workload.take(user_model)
@@ -68,12 +72,38 @@ def optimize(
     step.keeps_gradients = True
     step.awaits_batches = step.parts.batches_ahead > 0
     if step.optimizer is not None:
+        _check_update(step.optimizer, step.parts.optimizer_options)
         keep_state_dicts(model, step.optimizer)
     if step.graph is not None:
         step.graph.usual = UsualShapes()
     if step.parts.is_compiled:
         step.compiled_shapes = UsualShapes()
     return step
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse a model that is not as it was written."""
+    if isinstance(model, OptimizedModule) or getattr(model, "_compiled_call_impl", None):
+        raise UserError(
+            "The model is compiled already.",
+            "Leave your torch.compile out: compile=loss in the recipe compiles it with its loss.",
+        )
+    if isinstance(model, nn.Module) and is_rounded(model):
+        raise UserError(
+            "An earlier steplab.optimize keeps this model's weights in 16 bits.",
+            "Make the model anew, and load its state_dict().",
+        )
+
+
+def _check_update(optimizer: torch.optim.Optimizer, asked: Mapping[str, bool]) -> None:
+    """Refuse an optimizer whose maker did not pass on what the recipe asks for."""
+    for option, wanted in asked.items():
+        if any(bool(group.get(option)) != wanted for group in optimizer.param_groups):
+            raise UserError(
+                f"The recipe asks for {option}={wanted}, which the optimizer does not have.",
+                "Let the function that makes it pass its keywords on: lambda model, **how: "
+                "AdamW(model.parameters(), **how); or leave optimizer= out of the recipe.",
+            )
 
 
 def _no_batches(size: int) -> Iterable[Any]:

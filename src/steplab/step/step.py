@@ -79,11 +79,7 @@ class Step:
     def __call__(self, micro_batches: list[Any]) -> StepOutput:
         """Run one step over one or more micro-batches, whose gradients are averaged."""
         _check_list(micro_batches)
-        if self.awaits_batches:
-            raise UserError(
-                "The recipe has prefetch, but these batches are not fetched ahead.",
-                "Write for batch in step.batches(loader): step([batch]); or leave prefetch out.",
-            )
+        self._check_loop()
         if not self._is_usual(micro_batches):
             with torch.compiler.set_stance("force_eager"):
                 return self.run(micro_batches)
@@ -95,6 +91,19 @@ class Step:
                 return self.graph(micro_batches)
         finally:
             self.watch = watch
+
+    def _check_loop(self) -> None:
+        """Refuse to run in a loop in which the recipe would not be what runs."""
+        if self.awaits_batches:
+            raise UserError(
+                "The recipe has prefetch, but these batches are not fetched ahead.",
+                "Write for batch in step.batches(loader): step([batch]); or leave prefetch out.",
+            )
+        if torch.is_autocast_enabled(self.parts.device.type):
+            raise UserError(
+                "torch.autocast is on around the step, whose recipe says what runs in which dtype.",
+                "Leave your autocast out, and have precision=bf16 or the like in the recipe.",
+            )
 
     def _is_usual(self, micro_batches: Sequence[Any]) -> bool:
         """Whether compiled code may run: not for a shape that it would have to be compiled for."""
@@ -201,6 +210,7 @@ class Step:
                     f"The recipe has {word}, which needs the whole step.",
                     f"Call step([batch]) instead, or leave {word} out of the recipe.",
                 )
+        self._check_loop()
         if not self._is_usual([batch]):
             with torch.compiler.set_stance("force_eager"):
                 return self._loss(self.model, batch)

@@ -21,7 +21,9 @@ class ParameterState(NamedTuple):
     """One parameter, its gradient and its state: all of one shape but the step."""
 
     param: Tensor
-    master: Tensor | None  # the same in fp32, where the parameter is a rounded copy of it
+    # The same in fp32, where the parameter is a rounded copy of it. What has been changed in the
+    # copy since counts: it is taken over before the update.
+    master: Tensor | None
     grad: Tensor
     exp_avg: Tensor  # fp32 or better
     exp_avg_sq: Tensor

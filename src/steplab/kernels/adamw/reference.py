@@ -13,11 +13,23 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
+def take_over(param: Tensor, master: Tensor) -> Tensor:
+    """Give fp32 weights what somebody has written into their rounded copy; return them.
+
+    A loop may clip weights, load a part of the model or initialize it anew: all that it reaches is
+    the 16-bit parameter. Where that is no longer the rounded weight, it is the new weight.
+    """
+    return master.copy_(
+        torch.where(param == master.to(param.dtype), master, param.to(master.dtype))
+    )
+
+
+@torch.no_grad()
 def update(
     weight: ParameterState, hyper: Hyperparameters, lr: Tensor, coefficient: Tensor | None
 ) -> None:
     """Update param, master and moments in place."""
-    exact = weight.param if weight.master is None else weight.master
+    exact = weight.param if weight.master is None else take_over(weight.param, weight.master)
     grad = weight.grad.to(exact.dtype)
     if coefficient is not None:
         grad = grad * coefficient

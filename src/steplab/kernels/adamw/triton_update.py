@@ -1,6 +1,8 @@
 """One pass that reads and writes every number once: 28 bytes per element.
 
-A large parameter has a launch of its own; up to BATCH small ones of the same kind share one.
+Beside fp32 weights it is 30: the 16-bit ones are read too, since somebody may have changed them
+(see `reference.take_over`). A large parameter has a launch of its own; up to BATCH small ones of
+the same kind share one.
 """
 
 # N elements of one step of the loop
@@ -84,10 +86,13 @@ def update_elements(
             grad_N *= tl.load(coefficient)
         avg_N = tl.load(exp_avg + offset_N, mask=inside_N, other=0.0)
         sq_N = tl.load(exp_avg_sq + offset_N, mask=inside_N, other=0.0)
+        param_N = tl.load(param + offset_N, mask=inside_N, other=0.0)
         if HAS_MASTER:
             weight_N = tl.load(master + offset_N, mask=inside_N, other=0.0)
+            rounded_N = narrow(weight_N, param.dtype.element_ty, UPCAST)
+            weight_N = tl.where(param_N == rounded_N, weight_N, param_N.to(tl.float32))
         else:
-            weight_N = tl.load(param + offset_N, mask=inside_N, other=0.0).to(tl.float32)
+            weight_N = param_N.to(tl.float32)
         avg_N += (grad_N - avg_N) * rule.less1
         sq_N = sq_N * rule.beta2 + grad_N * grad_N * rule.less2
         weight_N = weight_N * keep - step_size * avg_N / (tl.sqrt(sq_N) / root + rule.eps)
