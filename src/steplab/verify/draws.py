@@ -93,7 +93,19 @@ def _with_equal_rows(batch: Any, size: int) -> Any:
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if not all(one.ndim and len(one) == size for one in tensors):
         return batch
-    return tree_map(lambda x: x[:1].expand_as(x).clone() if isinstance(x, Tensor) else x, batch)
+    return tree_map(lambda x: _first_row_repeated(x) if isinstance(x, Tensor) else x, batch)
+
+
+def _first_row_repeated(x: Tensor) -> Tensor:
+    """Return a copy of a tensor, all of whose rows are the first, with the strides of the original.
+
+    Compiled code would be compiled again for others. Rows that overlap cannot keep them.
+    """
+    wanted = x[:1].expand_as(x)
+    equal = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    once = tuple(slice(None) if stride else slice(0, 1) for stride in x.stride())
+    equal[once] = wanted[once]
+    return equal if torch.equal(equal, wanted) else wanted.clone()
 
 
 def check_draws(candidate: NumericsSnapshot, plain: NumericsSnapshot) -> Check:
