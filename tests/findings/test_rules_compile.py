@@ -121,6 +121,21 @@ def test_what_was_compiled_too_often_costs_what_runs_op_by_op():
     assert recompiles.RULE(fewer).stake_ms == 0
 
 
+def test_what_a_function_calls_runs_op_by_op_with_it_and_a_low_limit_is_told():
+    """The layers of a model that was given up are in functions of their own."""
+    guard = Recompile("forward", "0/0: size", "net.py:5 (forward)", "", given_up=True)
+    run = compiled(graphs=0, graphs_in_window=0, recompiles=(guard,))
+    profile = Profile((0, 1, 1, 1), (), setup_lines={"recompile_limit": ("train.py:3 (main)",)})
+    inner = RecordedOp("aten::tanh", 300, line="net.py(20): layer")
+    outer = RecordedOp("aten::tanh", 200, line="net.py(5): forward")
+    called = python("net.py(5): forward", 0, 510_000)
+    done = [outer, inner, RecordedOp("aten::mm", 500, line="net.py(30): head")]
+    found = recompiles.RULE(cpu_case(done, replace(run, profile=profile), extra=[called]))
+    assert found.gain_ms == pytest.approx(0.5) and "1 time more" in found.claim
+    assert "the limit is set at train.py:3 (main)" in found.evidence
+    assert "recompile_limit at 8" in found.remedy
+
+
 def test_a_detailed_step_that_was_compiled_does_not_hide_those_that_were_not():
     """Frozen at random: some steps match a graph of earlier ones, and the others run op by op."""
     guard = "tensor 'self.layers[0].bias' requires_grad mismatch. expected requires_grad=1."

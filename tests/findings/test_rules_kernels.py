@@ -58,6 +58,20 @@ def test_the_math_path_tells_why():
     assert "no reason in the trace" in fallen_back([2, 4, 64, 32])
 
 
+def test_fused_attention_needs_its_last_dimension_in_order():
+    """On a CPU heads of any width are taken; of a transposed tensor none."""
+
+    def on_cpu(width: int, *strides: int) -> Finding:
+        outer = tensors(*[[2, 4, 64, width]] * 3)
+        outer["strides"] = [list(strides)] * 3
+        inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
+        return attention_unfused.RULE(cpu_case(by_hand(**inside)))
+
+    found = on_cpu(12, 3072, 768, 1, 64)
+    assert "transposed in memory" in found.evidence[0] and ".contiguous()" in found.remedy
+    assert "no reason in the trace" in on_cpu(12, 3072, 768, 12, 1).evidence[0]
+
+
 def test_a_cpu_has_no_fused_dropout():
     outer = tensors(*[[2, 4, 64, 32]] * 3, values=["", "", "", "", "0.10000000000000001", "False"])
     inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}

@@ -14,6 +14,7 @@ from steplab.core.run import (
     IdleBuffers,
     IdleCopies,
     IdleGradients,
+    IdleState,
 )
 from steplab.findings import Case
 from steplab.findings.rules import (
@@ -425,6 +426,17 @@ def test_what_keeps_code_from_being_compiled_is_the_cause_of_its_chains(switch, 
         assert "unfused_chain" not in rules(case)
 
 
+def test_a_convolution_of_samples_with_zeros_between_them():
+    """With its gradients, and told apart from products with rows of zeros."""
+    args = tensors([4, 64, 512], [64, 64, 3])
+    conv = RecordedOp("aten::convolution", 600, args=args, line="net.py(5): up")
+    (found,) = zero_products.RULE(watched([conv, mm(64, 64, 64, 400)], "7."))
+    assert found.gain_ms == pytest.approx(0.7 * 0.6) and "transposed" in found.remedy
+    assert "samples in convolutions" in found.claim
+    (product,) = zero_products.RULE(watched([mm(64, 64, 64, 600), mm(64, 64, 64, 400)], "7."))
+    assert "rows in products" in product.claim and "transposed" not in product.remedy
+
+
 def test_running_means_as_products_with_a_triangle():
     done = [mm(512, 512, 64, 600, line="net.py(5): average"), mm(64, 64, 64, 400)]
     (found,) = zero_products.RULE(watched(done, "t."))
@@ -580,6 +592,14 @@ def test_a_second_copy_of_frozen_weights():
     assert f"held by {place}" in found.evidence and "copied at train.py:9 (main)" in found.evidence
     small = held(equal_weights=EqualWeights(1, GIB // 2, ("head.weight",), ()))
     assert idle_buffers.RULE(small) == ()
+
+
+def test_the_state_of_an_optimizer_that_no_step_calls():
+    place = "warmup, written at train.py:9 (main)"
+    (found,) = idle_buffers.RULE(held(idle_state=IdleState(("AdamW",), 3 * GIB, (place,))))
+    assert found.stake_bytes == 3 * GIB and "AdamW" in found.claim
+    assert f"held by {place}" in found.evidence and "del optimizer" in found.remedy
+    assert idle_buffers.RULE(held(idle_state=IdleState(("SGD",), GIB // 2, ()))) == ()
 
 
 def held(**found) -> Case:

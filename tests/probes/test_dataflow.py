@@ -1,6 +1,7 @@
 """What the operators of a step are for, on small loops whose answer is known."""
 
 import copy
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import cycle, repeat
@@ -26,6 +27,7 @@ from steplab.core.run import (
     MASKED,
     NEEDED,
     NOT_TAKEN,
+    PARTLY_USED,
     POOLED,
     READ_ONLY,
     ROWS_COPIED,
@@ -194,6 +196,61 @@ def test_gradients_that_a_pass_for_each_weight_computes_again():
     summands = verdicts(Loop(lambda x: x.exp() + x.exp()))  # one pass, two equal gradients
     assert all(BACKWARD_AGAIN not in counts for counts in summands.values())
     assert not any(BACKWARD_AGAIN in counts or MADE_BEFORE in counts for counts in once.values())
+
+
+def test_an_optimizer_of_an_earlier_stage_holds_its_state():
+    loop = Loop()
+    head = nn.Linear(64, 64)
+    warmup = torch.optim.Adam(head.parameters())
+    head(torch.randn(2, 64)).sum().backward()
+    warmup.step()
+    loop.optimizer = torch.optim.AdamW([*loop.first.parameters()], fused=True)
+    found, _ = watched(loop)
+    assert found.idle_state is not None and found.idle_state.optimizers == ("Adam",)
+    assert found.idle_state.bytes == 2 * 4 * (64 * 64 + 64)
+    del warmup
+    gc.collect()
+    assert watched(loop)[0].idle_state is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "read", "letter"),
+    [
+        (16, lambda x, ids: x[torch.arange(4), ids], PARTLY_USED[-1]),  # one of 16
+        (16, lambda x, ids: x.gather(1, ids[:, None]), PARTLY_USED[-1]),
+        (4, lambda x, ids: x.gather(1, ids[:, None]), NEEDED),  # a quarter: nobody can leave it out
+        (16, lambda x, ids: x.gather(1, ids[:, None]) + x.sum(), NEEDED),
+        (16, lambda x, ids: x.sum() + x.gather(1, ids[:, None]), NEEDED),
+    ],
+)
+def test_channels_of_which_an_index_takes_one(classes, read, letter):
+    head, ids = nn.Linear(8, classes), torch.tensor([0, 3, 1, 2])
+    found = verdicts(Loop(lambda x: x + read(head(x), ids).sum()))
+    assert found["aten::addmm"][letter] == (1 if letter != NEEDED else 3)
+
+
+@pytest.mark.parametrize(("kinds", "copied"), [(4, True), (80, False)])
+def test_rows_of_a_small_table_that_an_index_copies(kinds, copied):
+    """A network on one-hot rows of 4 kinds computes 4; those of 80 are an embedding."""
+    table, network = torch.eye(kinds), nn.Linear(kinds, 8)
+    loop = Loop(lambda x: x + network(table[torch.randint(kinds, (1280,))]).mean())
+    loop.optimizer.add_param_group({"params": list(network.parameters())})
+    found = verdicts(loop)
+    assert bool(set(found["aten::addmm"]) & set(COPIED_ROWS)) == copied
+
+
+@pytest.mark.parametrize(("rate", "tenths"), [(4, "7"), (2, NEEDED)])
+def test_a_convolution_of_samples_with_zeros_between_them(rate, tenths):
+    convolution = nn.Conv1d(8, 8, 3, padding=1)
+
+    def between(x):
+        wide = x.new_zeros(1, 8, 4 * rate)
+        wide[:, :, ::rate] = x.T.exp()
+        return x + convolution(wide).mean()
+
+    assert set(verdicts(Loop(between))["aten::convolution"]) == {tenths}
+    spread = verdicts(Loop(lambda x: x + convolution(F.dropout(x.T[None], 0.75)).mean()))
+    assert set(spread["aten::convolution"]) == {NEEDED}  # zeros by chance
 
 
 def test_a_storage_is_not_written_out(monkeypatch):

@@ -472,6 +472,15 @@ class EqualWeights:
 
 
 @dataclass(frozen=True)
+class IdleState:
+    """Optimizers whose state no step has anything to do with, where another's is updated."""
+
+    optimizers: tuple[str, ...]  # their classes
+    bytes: int
+    held_by: tuple[str, ...]  # "warmup, written at train.py:9 (main)"
+
+
+@dataclass(frozen=True)
 class IdleGradients:
     """Weights of one name whose gradients nobody uses."""
 
@@ -521,6 +530,7 @@ class Dataflow:
     idle_gradients: tuple[IdleGradients, ...] = ()  # most bytes first
     frozen_casts: FrozenCasts | None = None
     equal_weights: EqualWeights | None = None
+    idle_state: IdleState | None = None
 
 
 @dataclass(frozen=True)
@@ -549,7 +559,7 @@ class Profile:
     # Lines of the user's files that turn a switch on ("anomaly mode"), make an optimizer
     # ("AdamW"), its groups ("params"), a "DataLoader" or embeddings ("Embedding"), or write
     # "torch.compile", a debugging "backend", "retain_graph", "create_graph", "requires_grad",
-    # "register_buffer", "collate_fn", "float64" or "float32".
+    # "register_buffer", "collate_fn", "float64", "float32" or "recompile_limit".
     setup_lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -20,7 +20,7 @@ from steplab.costs.op_call import OpCall
 from steplab.trace.analysis import UNATTRIBUTED, Analysis, Floats
 from steplab.trace.attribution import forward_ops
 from steplab.trace.events import Codes, Ints, Trace
-from steplab.trace.lines import LINE_RANGE
+from steplab.trace.lines import LINE_RANGE, user_line
 from steplab.trace.spans import Nesting, nest
 
 Mask = NDArray[np.bool_]
@@ -84,6 +84,20 @@ class Rows:
         around = nest(ops, passes[self._op_calls[0]])
         mask[has_op] = around.innermost(ops.thread[rows], ops.start[rows]) >= 0
         return mask
+
+    def called_in(self, functions: Callable[[str], bool]) -> Mask:
+        """Rows of functions, "net.py:39 (forward)" by where they begin, and of what they call.
+
+        With the gradients of all that. Of traces without Python's stack, only of their own lines.
+        """
+        python, ops = self.source.python, self.source.ops
+        mask = self.labeled("function", functions)
+        chosen = self.source.named(python, lambda name: functions(user_line(name) or ""))
+        has_op = (self.work.op_row >= 0) & self.inside
+        row = self.work.op_row[has_op]
+        frames = nest(python, chosen)
+        mask[has_op] |= frames.innermost(ops.thread[row], ops.start[row]) >= 0
+        return self.with_gradients(mask)
 
     def asked_for(self, test: Callable[[str], bool]) -> Mask:
         """Rows whose outermost operator passes `test`: what the code called.

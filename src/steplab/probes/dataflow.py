@@ -76,7 +76,7 @@ from steplab.probes.probe import Subject
 from steplab.probes.read_parts import Joined, View, joined, unread_writers
 from steplab.probes.switches import modes_around, switches_on
 from steplab.probes.unchanged import OlderTensors
-from steplab.probes.untrained import CastWatch, idle_gradients
+from steplab.probes.untrained import CastWatch, idle_gradients, idle_state
 from steplab.probes.value_graph import (
     FILLS,
     WatchedOp,
@@ -101,6 +101,8 @@ OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
 CONVOLVED = "aten::convolution_backward"  # the only one whose weight's gradient is large work
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
+FEW_CHOSEN = 0.2  # of a result; relative positions take half of the scores that they choose from
+SMALL_TABLE = 64  # rows of which an index may make copies; larger ones are embeddings
 LEAST_POOLED = 4  # rows of a product for each sum over them
 LEAST_IDS = 256  # of a batch whose padding is worth a look
 LEAST_DATA = 64  # bytes; less may be a rate or another number that is put into a tensor
@@ -165,6 +167,7 @@ class _Read:
     elements: int  # of the whole
     views: set[View] = field(default_factory=set)
     seen: int = 0
+    indexed: int = 0  # elements that an index takes, where these are few
     readers: set[int] = field(default_factory=set)  # operators
 
 
@@ -256,6 +259,7 @@ class _Watcher(TorchDispatchMode):
             idle_gradients=self._idle_gradients(verdicts),
             frozen_casts=self.casts.result(),
             equal_weights=equal_weights(self._read_only(held_tensors().frozen)),
+            idle_state=idle_state(self.values.keys() | self.before.storages),
         )
 
     def _read_only(self, storages: frozenset[int]) -> set[int]:
@@ -327,7 +331,7 @@ class _Watcher(TorchDispatchMode):
         for index, one in self.joined.items():
             results = self.read.get(index, {}).values()
             partly = [result for result in results if 0 < result.seen < result.elements]
-            if index in held or len(partly) != 1:
+            if index in held or len(partly) != 1 or partly[0].indexed:
                 continue
             unread = unread_writers(one, partly[0].views)
             op = ops[index]
@@ -369,7 +373,7 @@ class _Watcher(TorchDispatchMode):
         # A convolution by Fourier transforms drops the padding that it needs.
         if not results or name in FILLS or name in OVERWRITES or name.startswith("aten::_fft"):
             return NEEDED
-        share = max(one.seen / max(one.elements, 1) for one in results)
+        share = max((one.seen + one.indexed) / max(one.elements, 1) for one in results)
         tenths = int(10 * (1 - share) + 1e-9)
         return PARTLY_USED[tenths - 5] if 5 <= tenths <= 9 else NEEDED
 
@@ -411,8 +415,9 @@ class _Watcher(TorchDispatchMode):
             return  # a view
         sources = [self._value(tensor) for tensor in inputs]
         call, forward = self._compiled_place()
-        for tensor, value in zip(inputs, sources, strict=True):
-            self._note_read(tensor, value.writer)
+        for place, (tensor, value) in enumerate(zip(inputs, sources, strict=True)):
+            chosen = made[0].numel() if name in SELECTS and not place and made else None
+            self._note_read(tensor, value.writer, chosen)
             self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and shows_all(args[0])
         sources, index = sources[fresh:], len(self.seen.ops)
@@ -502,13 +507,14 @@ class _Watcher(TorchDispatchMode):
         """Return which rows of the first result are copies.
 
         A gradient's are left to the forward; rows of a weight, or of data, that an index takes are
-        an embedding.
+        an embedding, unless there are few of them.
         """
         if not results or not shows_all(results[0]):
             return ()
         if torch._C._current_autograd_node() is not None:
             return ()
-        if func._schema.name in SELECTS and self._value(inputs[0]).writer < 0:
+        older = func._schema.name in SELECTS and self._value(inputs[0]).writer < 0
+        if older and len(inputs[0]) > SMALL_TABLE:
             return ()
         return copied_rows(func, args, inputs, results[0], self, len(self.seen.ops))
 
@@ -530,12 +536,15 @@ class _Watcher(TorchDispatchMode):
         # Its own elements: a storage may be larger than what is in it.
         self.read.setdefault(value.writer, {})[storage] = _Read(tensor.numel())
 
-    def _note_read(self, tensor: Tensor, writer: int) -> None:
+    def _note_read(self, tensor: Tensor, writer: int, chosen: int | None = None) -> None:
+        """Note who reads a result. `chosen`: the elements that an index takes of it."""
         one = self.read.get(writer, {}).get(storage_number(tensor))
         view = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
         if one is not None:
             one.readers.add(len(self.seen.ops))
-        if one is not None and view not in one.views:
+        if one is not None and chosen is not None and chosen <= FEW_CHOSEN * one.elements:
+            one.indexed += chosen
+        elif one is not None and view not in one.views:
             one.views.add(view)
             one.seen += shown_elements(tensor)
 

@@ -112,6 +112,8 @@ def setup_lines(switches: Iterable[str]) -> dict[str, tuple[str, ...]]:
     sought |= {"register_buffer": ("register_buffer",), "deepcopy": ("deepcopy",)}
     sought |= {"float64": ("double", "torch.float64", "torch.double", "np.float64")}
     sought |= {"DataLoader": ("DataLoader",), "collate_fn": ("collate_fn",)}
+    limits = ("recompile_limit", "cache_size_limit")  # the newer name, and the older
+    sought |= {"recompile_limit": (*limits, *(f"{name}=" for name in limits))}
     sought |= {"float32": ("torch.float32", "torch.float")}
     sought |= {"Embedding": ("Embedding", "EmbeddingBag"), "backend": DEBUGGING_BACKENDS}
     by_method = any(one._compiled_call_impl is not None for one in live_modules())

@@ -1,4 +1,4 @@
-"""Weights that no optimizer trains: the gradients that they hold, and the casts of frozen ones."""
+"""Weights that no optimizer trains: their gradients, and the casts of frozen ones; idle state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
-from steplab.core.run import FrozenCasts, IdleGradients
+from steplab.core.run import FrozenCasts, IdleGradients, IdleState
 from steplab.modules.shards import stored
+from steplab.probes.holders import places_of
 from steplab.probes.known_tensors import live_modules, live_optimizers
 from steplab.probes.op_tensors import storage_number
 
@@ -48,6 +50,25 @@ def idle_gradients(
             found[name, asked] = count + 1, size + held
     idle = [IdleGradients(name, *sums, asked=asked) for (name, asked), sums in found.items()]
     return tuple(sorted(idle, key=lambda one: -one.bytes))
+
+
+def idle_state(touched: Set[int]) -> IdleState | None:
+    """Return the optimizers whose state steps have not `touched`, while that of another was.
+
+    An optimizer lives as long as a variable holds it, and a scheduler of it is one.
+    """
+    used, idle = False, []
+    for one in live_optimizers():
+        leaves = (leaf for leaf in tree_leaves(dict(one.state)) if isinstance(leaf, Tensor))
+        state = [leaf for leaf in leaves if leaf.layout == torch.strided and leaf.dim()]
+        if state and touched.isdisjoint(map(_number, state)):
+            idle.append((one, sum(stored(leaf).nbytes for leaf in state)))
+        used |= bool(state) and not touched.isdisjoint(map(_number, state))
+    if not used or not idle:
+        return None
+    names = tuple(dict.fromkeys(type(one).__name__ for one, _ in idle))
+    places = places_of([one for one, _ in idle])
+    return IdleState(names, sum(size for _, size in idle), places)
 
 
 class CastWatch:

@@ -56,7 +56,8 @@ class Zeros:
     def letter(self, func: Any, args: Any) -> str:
         """Return ZEROS for work on something of zeros, tenths for a product with rows of zeros.
 
-        RUNNING for a product that only adds up what came before.
+        Tenths, too, for a convolution of samples with zeros between them. RUNNING for a product
+        that only adds up what came before.
         """
         name = func._schema.name if isinstance(func, OpOverload) else ""
         is_product = name in PRODUCTS
@@ -68,6 +69,8 @@ class Zeros:
             self._mark_makers(self._value_of(tensor).writer)
         if of_zeros:
             return ZEROS
+        if name == "aten::convolution" and (spread := self._spread(args[0])) >= EMPTY_ROWS:
+            return str(int(spread * 10))
         rows = max((rows for _, rows in shares), default=0.0)
         if is_product and rows >= EMPTY_ROWS:
             return str(int(rows * 10))
@@ -75,6 +78,15 @@ class Zeros:
             t for t, (share, _) in zip(inputs, shares, strict=True) if HALF[0] < share < HALF[1]
         ]
         return RUNNING if is_product and any(map(self._is_running, half)) else ""
+
+    def _spread(self, x: Tensor) -> float:
+        """Return the share of zeros in an input that was put into zeros: between its samples."""
+        if torch._C._current_autograd_node() is not None or not is_plain(x) or x.dim() < 3:
+            return 0.0
+        value = self._value_of(x)
+        if value.writer < 0 or self._ops[value.writer].name not in PUTS:
+            return 0.0
+        return self._shares(x)[0]
 
     def _is_running(self, factor: Tensor) -> bool:
         """Whether a factor from before the step makes running sums or means of the other."""

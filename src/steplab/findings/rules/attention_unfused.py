@@ -267,7 +267,11 @@ def _refusal(call: OpCall, on_device: bool) -> _Refusal | None:
     if width > MAX_HEAD_WIDTH:
         why = f"heads are {width} wide, fused kernels take up to {MAX_HEAD_WIDTH}"
         return _Refusal(why, final=True)
-    if width % 8:
+    states = [state for state in map(call.tensor, range(3)) if state is not None]
+    if any(state.strides and state.strides[-1] != 1 for state in states):
+        why = "q, k or v is transposed in memory: fused kernels need its last dimension in order"
+        return _Refusal(why, final=False, cure=f"{CALL} with q, k and v after .contiguous()")
+    if width % 8 and on_device:
         return _Refusal(f"heads are {width} wide, which is no multiple of 8: pad them", final=False)
     dropout = call.values[4] if len(call.values) > 4 else ""
     if not on_device and dropout and float(dropout) > 0:

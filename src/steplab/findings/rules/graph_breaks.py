@@ -18,7 +18,6 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.rows import Mask, Rows
 from steplab.trace.compiled import COMPILED, FUSED, FUSIBLE
 from steplab.trace.events import Ints, Trace
 from steplab.trace.lines import user_line
@@ -51,7 +50,7 @@ def _given_up(case: Case, breaks: tuple[str, ...]) -> Finding | None:
     rows = case.rows
     if rows is None or not left:
         return None
-    mask = rows.with_gradients(_in_functions(rows, left))
+    mask = rows.called_in(lambda function: _name_and_file(function) in left)
     mask &= ~rows.within(lambda call: call.name.startswith(COMPILED))
     spent = case.cost_ms(mask)
     gain = FUSED * case.cost_ms(mask & rows.category(*FUSIBLE, FILLS))
@@ -72,14 +71,10 @@ def _given_up(case: Case, breaks: tuple[str, ...]) -> Finding | None:
     )
 
 
-def _in_functions(rows: Rows, left: dict[tuple[str, str], str]) -> Mask:
-    """Return the work of functions, by their names and files."""
-
-    def is_left(label: str) -> bool:
-        place, _, name = label.partition(" (")
-        return (name.rstrip(")"), place.partition(":")[0]) in left
-
-    return rows.labeled("function", is_left)
+def _name_and_file(function: str) -> tuple[str, str]:
+    """Return ("forward", "net.py") of "net.py:8 (forward)"."""
+    place, _, name = function.partition(" (")
+    return name.removesuffix(")"), place.partition(":")[0]
 
 
 def _cut(case: Case, breaks: Mapping[str, int]) -> Finding | None:

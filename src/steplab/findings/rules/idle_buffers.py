@@ -1,10 +1,11 @@
-"""Buffers and copies of weights hold memory that no step needs.
+"""Buffers, copies of weights and an optimizer's state hold memory that no step needs.
 
 What it sees: buffers of modules that no operator reads in a step, or that equal another one, as the
 Run recorded it, above 10 % of the step's peak: a causal mask of the longest context in every layer;
 and tensors of the shapes of weights that no module, no optimizer and no operator has anything to do
-with: a checkpoint that was loaded; and frozen weights that equal others in every number: a copy of
-the model as a reference for its own adapters.
+with: a checkpoint that was loaded; frozen weights that equal others in every number: a copy of the
+model as a reference for its own adapters; and the state of an optimizer that no step calls: that of
+an earlier stage of training.
 Why it costs: they live as long as the model or the variable, on the device.
 Remedy: drop what nothing reads; share one among all layers; switch the adapters off instead.
 When it is wrong: it is read every N steps, or for evaluation only.
@@ -20,8 +21,8 @@ SHOWN = 3
 
 
 def check(case: Case) -> tuple[Finding, ...]:
-    """Look for all three."""
-    found = (_buffers(case), _copies(case), _equal(case))
+    """Look for all four."""
+    found = (_buffers(case), _copies(case), _equal(case), _state(case))
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -66,6 +67,29 @@ def _equal(case: Case) -> Finding | None:
         stake_bytes=equal.bytes,
         of_bytes=memory.peak,
         why="nothing trains either of them, so they stay equal for ever",
+    )
+
+
+def _state(case: Case) -> Finding | None:
+    """Compare the bytes of state that no step touches with the peak."""
+    memory = case.run.memory if case.run is not None else None
+    state = case.dataflow.idle_state if case.dataflow is not None else None
+    if memory is None or state is None or not state.bytes > SHARE * memory.peak:
+        return None
+    made = [line for name in state.optimizers for line in case.setup_lines(name)]
+    return Finding(
+        rule="idle_buffers",
+        claim=f"{units.bytes_(state.bytes)} are the state of an optimizer that no step calls "
+        f"({', '.join(state.optimizers)})",
+        evidence=(
+            *(f"held by {place}" for place in state.held_by[:SHOWN]),
+            *(f"an optimizer is made at {line}" for line in made),
+        ),
+        remedy="delete it with its scheduler when its stage of training ends (del optimizer), or "
+        "make it in a function that returns",
+        stake_bytes=state.bytes,
+        of_bytes=memory.peak,
+        why="moments are as large as the weights, and live as long as the optimizer",
     )
 
 

@@ -2,7 +2,7 @@
 
 What it sees: results of which at least half is never read, as the Run recorded the flow of values:
 a convolution of which every second row is taken, a product of all positions for the last one, a
-permutation of all samples for one batch.
+permutation of all samples for one batch, channels of all classes for the one that an index takes.
 Why it costs: the operator and its backward compute the rest all the same.
 Remedy: take the part before the operator: `stride=2`, `head(x[:, -1])`, `torch.randint`.
 When it is wrong: the part that is used differs from step to step, and cannot be known before.
@@ -41,7 +41,8 @@ def check(case: Case) -> Finding | None:
         "is dropped",
         evidence=(f"most of it in {ops}", *rows.hot_lines(mask)),
         remedy="take the part that is used before the operator: stride=2 instead of [::2], "
-        "head(x[:, -1]) instead of head(x)[:, -1], torch.randint instead of randperm(n)[:k]",
+        "head(x[:, -1]) instead of head(x)[:, -1], torch.randint instead of randperm(n)[:k]; where "
+        "an index takes channels, index the weights: weight[classes]",
         stake_ms=spent,
         why="an operator and its backward take as long, whoever reads the result",
         gain_ms=lost,

@@ -42,6 +42,8 @@ FREEZING = (
     "freeze the same weights in every step, or compile the layers one by one: each is trained or "
     "frozen, and the whole has every combination"
 )
+LIMIT = "recompile_limit"  # of torch._dynamo.config
+USUAL_LIMIT = 8
 NUMBERS = "keep the number that the guard is for as a tensor, which graphs take as an input"
 
 
@@ -81,16 +83,24 @@ def _given_up(
 
     Values that come in turn may have been compiled ones in all profiled steps.
     """
-    eager = rows.labeled("function", functions.__contains__) | _only_here(rows)
+    eager = rows.called_in(functions.__contains__) | _only_here(rows)
+    eager &= ~rows.within(lambda call: call.name.startswith(COMPILED))
     spent, gain = case.cost_ms(eager), case.cost_ms(eager & rows.category(*MOVES))
     if (compiled := _faster_when_profiled(case)) > gain:
         spent, gain = case.step_ms, compiled
     return Claim(
         rule="recompiles",
-        claim=f"compiled {len(recompiles)} times more and given up: {units.milliseconds(spent)} "
+        claim=f"compiled {units.counted(len(recompiles), 'time')} more and given up: "
+        f"{units.milliseconds(spent)} "
         "a step run uncompiled",
-        evidence=(*_guards(case, recompiles), *rows.hot_lines(eager)),
-        remedy=_remedy(recompiles),
+        evidence=(
+            *_guards(case, recompiles),
+            *(f"the limit is set at {line}" for line in case.setup_lines(LIMIT)),
+            *rows.hot_lines(eager),
+        ),
+        remedy=f"leave torch._dynamo.config.{LIMIT} at {USUAL_LIMIT} or more; {_remedy(recompiles)}"
+        if len(recompiles) < USUAL_LIMIT
+        else _remedy(recompiles),
         stake_ms=spent,
         why="beyond Dynamo's limit, what fails all guards runs op by op",
         gain_ms=gain,

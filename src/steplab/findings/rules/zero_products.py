@@ -5,12 +5,13 @@ tokens sent to experts by a one-hot matrix, an embedding by a one-hot product, a
 matrix, gradients that are zero for all but a few rows; kernels of convolutions that keep channels
 apart by zeros; sums and elementwise products of such tensors, as with one-hot targets; and what
 else is done with tensors of such a factor's size. Or factors of which 60 % of the rows are zeros:
-experts with too much room, logits that few targets pick from. Or products with a triangle of equal
+experts with too much room, logits that few targets pick from; convolutions of samples with zeros
+between them. Or products with a triangle of equal
 numbers in each row, which make running sums or means.
 Why it costs: an operator takes as long with zeros as with any other numbers.
 Remedy: pick rows by index (`index_select`, `gather`, `index_add`), or take the rows that count
-before the product; class numbers as targets; a sparse matrix; `groups` of a convolution;
-`torch.cumsum`.
+before the product; class numbers as targets; a sparse matrix; `groups` of a convolution; a
+transposed convolution; `torch.cumsum`.
 When it is wrong: the zeros are learned and move.
 """
 
@@ -93,19 +94,29 @@ def _running(case: Case, rows: Rows) -> Finding | None:
 
 
 def _empty_rows(case: Case, rows: Rows) -> Finding | None:
-    """Add up the shares of products whose rows are zeros."""
-    masks = {int(tenths) / 10: case.verdict(tenths) for tenths in ROWS_OF_ZEROS}
+    """Add up the shares of products whose rows are zeros, and of convolutions of such samples."""
+    convolves = rows.within(lambda call: "convolution" in call.name)
+    masks = {}
+    for tenths in ROWS_OF_ZEROS:
+        mask = case.verdict(tenths)
+        masks[int(tenths) / 10] = mask | rows.with_gradients(mask & convolves)
     lost = sum(share * rows.ms(mask) for share, mask in masks.items())
     mask = np.logical_or.reduce(list(masks.values()))
     if not lost > SHARE * case.step_ms:
         return None
     spent = rows.ms(mask)
+    spread = rows.ms(mask & convolves) > spent / 2
     return Claim(
         rule="zero_products",
-        claim=f"{units.percent(lost / spent)} of the rows in products of "
+        claim=f"{units.percent(lost / spent)} of the samples in convolutions of "
+        f"{units.milliseconds(spent)} are zeros"
+        if spread
+        else f"{units.percent(lost / spent)} of the rows in products of "
         f"{units.milliseconds(spent)} are zeros",
         evidence=rows.hot_lines(mask),
-        remedy="take the rows that count before the product; for experts a smaller capacity, or "
+        remedy="a transposed convolution (stride=n) instead of one over samples with zeros between"
+        if spread
+        else "take the rows that count before the product; for experts a smaller capacity, or "
         "grouped products without padding",
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
