@@ -3,7 +3,9 @@
 import contextlib
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,11 +16,15 @@ from steplab.cli.command import Parser
 from steplab.cli.flags import given_fields
 from steplab.cli.main import main
 from steplab.cli.step_flags import check_gpus
-from steplab.cli.tune import bench_command
+from steplab.cli.tune import _refusal, _spec, bench_command
 from steplab.core import Accelerator, Environment, RunSpec
 from steplab.core.errors import UserError
+from steplab.core.ladder import Ladder
 from steplab.techniques.recipes import parse_recipe, read_recipe_file
+from steplab.tune.report import OutcomeFiles
+from steplab.workloads.script.lift import Survey
 from steplab.workloads.workload import find_workload
+from tests.compare.sides import ENVIRONMENT
 
 SMALL = "--width 32 --ff-width 64 --layers 2 --heads 2 --context 16 --vocab-size 64".split()
 
@@ -101,7 +107,7 @@ def test_a_short_search_ends_with_a_report_and_can_go_on(tmp_path, capsys, monke
 
 def test_the_printed_command_has_size_batch_and_mode():
     config = find_workload("gpt").resolve("xl", {})
-    command = bench_command(RunSpec("gpt", config, "xl", batch=4), Path("best.toml"))
+    command = bench_command(RunSpec("gpt", config, "xl", batch=4), Path("best.toml"), ENVIRONMENT)
     assert command == "steplab bench step gpt --size xl --batch 4 --mode full --recipe best.toml"
 
 
@@ -109,14 +115,17 @@ def test_the_printed_command_has_size_batch_and_mode():
 def test_the_printed_command_measures_the_step_that_was_tuned(size, tmp_path):
     config = find_workload("gpt").resolve(size, {"context": 96, "fused_projections": True})
     spec = RunSpec("gpt", config, size, batch=3, accumulate=2, mode="forward+backward", ranks=2)
+    spec = replace(spec, clip=0.0, seed=7)
     path = tmp_path / "with a space.toml"
     path.write_text('[precision]\ndtype = "bf16"\n')
-    words = shlex.split(bench_command(spec, path))[3:]
+    card = Accelerator("NVIDIA H200", 10**9)
+    words = shlex.split(bench_command(spec, path, replace(ENVIRONMENT, accelerators=(card,))))[3:]
     parser = Parser("steplab bench step", "")
     COMMAND.flags(parser, words)
     args = parser.parse(words)
     assert (args.batch, args.accumulate, args.mode) == ([3], 2, ["forward+backward"])
     assert args.ranks == [2]
+    assert (args.clip, args.seed, args.device) == (0.0, 7, "cpu")
     assert args.recipe == [parse_recipe("precision=bf16")]
     assert given_fields(args) == {"context": [96], "fused_projections": [True]}
 
@@ -149,15 +158,61 @@ def test_a_script_that_fails_by_itself_is_told_by_its_last_words(capsys, tmp_pat
     (tmp_path / "train.py").write_text(script)
     assert main("tune --script train.py --store runs -- --wdth 3".split()) == 2
     out, err = capsys.readouterr()
-    assert "train.py ended by itself with code 2, before its first backward pass" in err
-    assert "unrecognized arguments: --wdth 3" in err and "def make" not in out
+    assert "train.py ended by itself with code 2 before its first backward pass. " in err
+    assert "unrecognized arguments: --wdth 3. See that" in err and "def make" not in out
 
 
 @pytest.mark.slow
-def test_a_script_that_cannot_be_lifted_gets_the_start_of_a_factory(capsys, tmp_path, monkeypatch):
+def test_a_script_that_never_trains_gets_no_start_of_a_factory(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])\n")
     assert main("tune --script train.py --store runs -- --lr 3".split()) == 2
     out, err = capsys.readouterr()
-    assert "train.py ended, before its first backward pass" in err and "Traceback" not in err
-    assert "def make():" in out and "return steplab.UserModel(" in out
+    assert "train.py ended before its first backward pass. Its last words: ['--lr', '3']. " in err
+    assert "Traceback" not in err and "def make" not in out
+
+
+def test_a_refusal_is_a_sentence_with_what_to_do(capsys):
+    """Words of the script end with a full stop; a start is announced where there is one."""
+    early = Survey(refusal="t.py ended early.", remedy="See to it.", ended=True)
+    told = str(_refusal(early, ["one", "the flag is required: --data"]))
+    assert told == "t.py ended early. Its last words: the flag is required: --data. See to it."
+    assert str(_refusal(early, ["no data."])).endswith("words: no data. See to it.")
+    assert str(_refusal(early, [])) == "t.py ended early. See to it."
+    assert capsys.readouterr().out == ""
+    known = Survey(refusal="t.py clips by value.", beginning="def make():")
+    told = str(_refusal(known, ["loss 0.3"]))
+    assert told == "t.py clips by value. Write it as a factory; a start is printed above."
+    assert capsys.readouterr().out == "def make():\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "norm", "line"),
+    [
+        ("my_model.py:make", 1.0, "optimizer)"),
+        ("my_model.py:make --clip 1", 1.0, "optimizer, clip=1)"),
+        ("my_model.py:make --clip 0", 0.0, "optimizer)"),
+        ("--script my_model.py --clip 0.5", 0.5, "optimizer, clip=0.5)"),
+        ("--script my_model.py", 0.0, "optimizer)"),
+    ],
+)
+def test_only_a_clip_that_was_asked_for_goes_into_the_loop(
+    words, norm, line, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model.py").write_text("def make(): ...\n")
+
+    def found(args, *rest):
+        ladder = Ladder("id", _spec(args, "cpu"), ENVIRONMENT, winner=parse_recipe("compile=loss"))
+        assert ladder.spec.clip == norm
+        return ladder, OutcomeFiles(Path("report.html"), Path("r.toml"))
+
+    for name in ("ReferenceWorker", "WorkerPool"):
+        monkeypatch.setattr(f"steplab.cli.tune.{name}", MagicMock())
+    monkeypatch.setattr("steplab.cli.tune.search", found)
+    assert main(["tune", *words.split()]) == 0
+    out = capsys.readouterr().out
+    assert f"  step = steplab.optimize(model, loss, 'r.toml', {line}\n" in out
+    asked = words.endswith("make")
+    assert ("clipped to the norm 1, the default" in out) == asked
+    assert ("--clip 0 " in out) == (norm == 0)

@@ -46,6 +46,8 @@ def test_a_training_has_ranks_and_micro_batches_that_can_be_started(ranks, accum
 def test_a_title_names_several_ranks():
     assert RunSpec("gpt", size="tiny").title == "gpt tiny, batch 4, full"
     assert RunSpec("gpt", size="tiny", ranks=2).title == "gpt tiny, batch 4, full, 2 ranks"
+    parts = RunSpec("gpt", size="tiny", accumulate=3)
+    assert parts.title == "gpt tiny, batch 4, 3 micro-batches, full"
 
 
 def test_labels():

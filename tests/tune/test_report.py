@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,6 @@ from steplab.tune.report import (
     impact_table,
     interval,
     outlier_lines,
-    own_loop_lines,
     padding_line,
     reasons_table,
     total_line,
@@ -202,22 +200,6 @@ def test_only_an_unfinished_ladder_of_the_same_step_and_gate_is_taken_up(tmp_pat
 def test_an_interval_of_any_width_is_not_spelled_out():
     assert interval(Change(-0.5, -0.6, -0.4, 0.95, None)) == "1.67 to 2.50"
     assert interval(Change(-0.5, -1 + 1e-6, 400.0, 0.95, None)) == "0.00 to more than 100"
-
-
-def test_the_lines_of_a_loop_of_ones_own_are_those_of_the_winner():
-    own = replace(SPEC, workload="my_model.py:make", clip=0.5, accumulate=4)
-    words = "precision=bf16,compile=blocks"
-    shown = own_loop_lines(replace(ladder(), spec=own, winner=parse_recipe(words)), Path("r.toml"))
-    assert shown[1:4] == [
-        "  step = steplab.optimize(model, loss, 'r.toml', optimizer, clip=0.5)",
-        "  for batch in step.batches(loader):",
-        "      output = step([batch, ... 4 of them])  # the loss is output.loss",
-    ]
-    assert "torch.autocast" in shown[4] and "torch.compile" in shown[4]
-    plain = own_loop_lines(replace(ladder(), spec=replace(own, clip=0.0), winner=PLAIN), Path("r"))
-    assert plain[4] == "  instead of backward(), optimizer.step() and zero_grad()"
-    assert own_loop_lines(ladder(), Path("r")) == []
-    assert own_loop_lines(replace(ladder(), spec=replace(own, mode="infer")), Path("r")) == []
 
 
 def test_outliers_of_the_last_turns_are_told():

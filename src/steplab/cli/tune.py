@@ -34,7 +34,7 @@ from steplab.cli.step_flags import (
     step_spec,
     value_of,
 )
-from steplab.core import Recipe, RunSpec
+from steplab.core import Environment, Recipe, RunSpec
 from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, Untried
 from steplab.core.output_file import output_file
@@ -47,6 +47,7 @@ from steplab.techniques.precision import FP8
 from steplab.techniques.recipes import parse_recipe, shared_by
 from steplab.tune.batch_size import find_batch, forget_batch
 from steplab.tune.options import TuneOptions
+from steplab.tune.own_loop import own_loop_lines
 from steplab.tune.progress import View, format_timings
 from steplab.tune.report import (
     PICTURE_FILE,
@@ -59,7 +60,6 @@ from steplab.tune.report import (
     impact_table,
     interval,
     outlier_lines,
-    own_loop_lines,
     padding_line,
     peer_line,
     reasons_table,
@@ -101,8 +101,9 @@ def _flags(parser: Parser, words: Sequence[str]) -> None:
     about = "a training script, run unedited until it has made a few steps; its words follow --"
     parser.add_argument("--script", default="", metavar="FILE", help=about)
     add_step_flags(parser, ("accumulate", "clip", "seed"), batch=BATCH, auto_batch=True)
+    parser.set_defaults(clip=None)  # what is only a default does not go into the user's loop
     if script:  # it has its own
-        parser.set_defaults(accumulate=None, clip=None)
+        parser.set_defaults(accumulate=None)
     add_rank_flags(parser)
     add = parser.add_argument
     add("--objective", default="time", choices=("time", "memory"), help="what to reduce")
@@ -145,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             console(sys.stderr).print("interrupted. The same command goes on from there.")
             raise
-    show(ladder, files)
+    show(ladder, files, clip_is_theirs=args.clip is not None or bool(args.script))
     return 0
 
 
@@ -195,7 +196,8 @@ def search(
 
 
 def _spec(args: argparse.Namespace, device: str) -> RunSpec:
-    defaults = {"batch": BATCH[device], "accumulate": 1, "clip": 0.0}
+    clip = 0.0 if args.script else RunSpec.clip
+    defaults = {"batch": BATCH[device], "accumulate": 1, "clip": clip}
     unset: dict[str, Any] = {
         key: value for key, value in defaults.items() if getattr(args, key) is None
     }
@@ -208,16 +210,8 @@ def lift_script(
     """Return the spec of a script's step, and the recipe that the script has already."""
     view.stage(f"running {args.script} until it has made a few steps")
     found = reference.worker.call(SURVEY, Survey, timeout=SCRIPT_SECONDS, spec=spec)
-    if found.refusal and not found.beginning:
-        said = reference.worker.printed()[-1:]
-        last = f" Its last words: {said[0]}" if said else ""
-        raise UserError(f"{found.refusal}{last}", f"See that {args.script} trains by itself.")
     if found.refusal:
-        print(found.beginning)
-        raise UserError(
-            f"{found.refusal.rstrip('.')}.",
-            "Write it as a factory; a start is printed above.",
-        )
+        raise _refusal(found, reference.worker.printed())
     view.say(f"{args.script}: {found.words}")
     own: dict[str, Any] = {"batch": found.batch, "accumulate": found.accumulate, "clip": found.clip}
     unset = {key: value for key, value in own.items() if getattr(args, key) is None}
@@ -228,8 +222,22 @@ def lift_script(
     return spec, parse_recipe(found.recipe)
 
 
-def show(ladder: Ladder, files: OutcomeFiles) -> None:
-    """Print what each rung gained, why, the winner, and where the files are."""
+def _refusal(found: Survey, printed: Sequence[str]) -> UserError:
+    """Return the error for a script that cannot be lifted out; print the start of a factory."""
+    message, remedy = found.refusal, found.remedy
+    if found.ended and printed:
+        message += f" Its last words: {printed[-1].rstrip('.')}."
+    if found.beginning:
+        print(found.beginning)
+        remedy = f"{remedy} Write it as a factory; a start is printed above.".lstrip()
+    return UserError(message, remedy)
+
+
+def show(ladder: Ladder, files: OutcomeFiles, clip_is_theirs: bool = False) -> None:
+    """Print what each rung gained, why, the winner, and where the files are.
+
+    `clip_is_theirs`: see `own_loop_lines`.
+    """
     print_table(impact_table(ladder))
     tables = (reasons_table(ladder, all_rungs=False), batches_table(ladder), untried_table(ladder))
     for table in tables:
@@ -255,20 +263,23 @@ def show(ladder: Ladder, files: OutcomeFiles) -> None:
     print(f"report  {files.report}")
     if files.recipe is not None:
         print(f"recipe  {files.recipe}")
-        print(f"  {bench_command(ladder.spec, files.recipe)}")
-        for line in own_loop_lines(ladder, files.recipe):
+        print(f"  {bench_command(ladder.spec, files.recipe, ladder.environment)}")
+        for line in own_loop_lines(ladder, files.recipe, clip_is_theirs):
             print(line)
 
 
-def bench_command(spec: RunSpec, recipe: Path) -> str:
+def bench_command(spec: RunSpec, recipe: Path, environment: Environment) -> str:
     """Return `steplab bench step ...` for the step of `spec` with the recipe of a file."""
     preset = find_workload(spec.workload, spec.source).resolve(spec.size, {})
     words = ["steplab", "bench", "step", spec.workload]
     words += ["--size", spec.size] if spec.size else []
     words += ["--batch", str(spec.batch)]
     words += ["--accumulate", str(spec.accumulate)] if spec.accumulate > 1 else []
+    words += ["--clip", f"{spec.clip:.12g}"] if spec.clip != RunSpec.clip else []
+    words += ["--seed", str(spec.seed)] if spec.seed != RunSpec.seed else []
     words += ["--ranks", str(spec.ranks)] if spec.ranks > 1 else []
     words += ["--backend", spec.backend] if spec.backend else []
+    words += ["--device", spec.device] if spec.device != resolve_device(AUTO, environment) else []
     for name, value in spec.config.items():
         if value != preset[name]:
             shown = str(value).lower() if isinstance(value, bool) else str(value)

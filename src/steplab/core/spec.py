@@ -100,8 +100,9 @@ class RunSpec:
     def title(self) -> str:
         """What is measured, in a few words: `gpt tiny, width 64, batch 4, full`."""
         name = f"{self.workload} {self.size_words}" if self.size_words else self.workload
+        parts = f", {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
-        return f"{name}, batch {self.batch}, {self.mode}{ranks}"
+        return f"{name}, batch {self.batch}{parts}, {self.mode}{ranks}"
 
 
 def fingerprint(spec: RunSpec) -> str:

@@ -16,7 +16,6 @@ from steplab.findings import Case, explain
 from steplab.report.export import write_table
 from steplab.report.pages import write_ladder_page
 from steplab.store import Store
-from steplab.techniques.recipes import technique
 from steplab.trace.analyze import analyze_run
 from steplab.tune.ceilings import MIN_SHARE
 from steplab.verify.shapes import FP32_TRUTH
@@ -148,28 +147,6 @@ def peer_line(peer: Peer) -> str:
         return f"{peer.recipe.label} could not be measured: {peer.reason}"
     speed = f"{speed_up(peer.change)} ({interval(peer.change)}) of the speed of {peer.recipe.label}"
     return f"{speed}: {peer.ours.median:.4g} ms against {peer.theirs.median:.4g} ms a step"
-
-
-def own_loop_lines(ladder: Ladder, recipe: Path) -> list[str]:
-    """The winner in the place of a training step that somebody has written: what to write.
-
-    Nothing for built-in models, which `train` trains, and for steps without an update.
-    """
-    spec = ladder.spec
-    if ":" not in spec.workload or spec.mode != "full":
-        return []
-    clip = f", clip={spec.clip:g}" if spec.clip else ""
-    more = f", ... {spec.accumulate} of them" if spec.accumulate > 1 else ""
-    techniques = [technique(name) for name in ladder.winner.techniques]
-    gone = [word for one in techniques for word in one.replaces]
-    gone += ["backward()", "clip_grad_norm_"] if spec.clip else ["backward()"]
-    return [
-        "in your own loop, where optimizer(model, **how) makes your optimizer:",
-        f"  step = steplab.optimize(model, loss, {str(recipe)!r}, optimizer{clip})",
-        "  for batch in step.batches(loader):",
-        f"      output = step([batch{more}])  # the loss is output.loss",
-        f"  instead of {', '.join(gone)}, optimizer.step() and zero_grad()",
-    ]
 
 
 def speed_up(change: Change) -> str:

@@ -28,6 +28,7 @@ BATCHES = "Write batches=lambda size: DataLoader(dataset, batch_size=size), or y
 LOSS = "Write loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])."
 OPTIMIZER = "Write optimizer=lambda model, **how: torch.optim.AdamW(model.parameters(), **how)."
 USER_MODEL = "End it with: return steplab.UserModel(model=..., batches=..., loss=...)."
+NO_CLOSURE = "Use an optimizer whose step() needs no closure, such as AdamW or SGD."
 ONE_OPTIMIZER = "Put all parameters into one, as groups: AdamW([{'params': ..., 'lr': ...}, ...])."
 
 SIGNATURES = {
@@ -364,14 +365,19 @@ def check_made_optimizer(where: str, made: Any, model: nn.Module) -> None:
         raise UserError(
             f"{where}: the optimizer function returned {describe(made)}, not one optimizer.", line
         )
-    closure = inspect.signature(made.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(type(made)):
         raise UserError(
             f"{where}: {type(made).__name__} calls the loss several times within one update "
             "(step(closure)), and a step has one forward pass.",
-            "Use an optimizer whose step() needs no closure, such as AdamW or SGD.",
+            NO_CLOSURE,
         )
     _check_parameters(where, made, model)
+
+
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether the update of an optimizer calls the loss by itself, as LBFGS does."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _check_parameters(where: str, made: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -128,17 +128,6 @@ class GPT(nn.Module):
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.delitem(sys.modules, "net", raising=False)
-    monkeypatch.setitem(sys.modules, "net", None)
-    del sys.modules["net"]
-    return tmp_path
-
-
 def write(folder, text, name="train.py"):
     (folder / name).write_text(text)
     return f"script:{name}"
@@ -163,14 +152,19 @@ def lift(folder, text, arguments=""):
     return found, step
 
 
-def refusal(folder, text, arguments=""):
-    """Return why a script is refused; one that does not fail by itself gets a start."""
+def refused(folder, text, arguments=""):
+    """Return what the command line learns of a script that is refused, or that ends too early."""
     entry = load_user_model(write(folder, text))
     config = entry.resolve("", {"arguments": arguments})
     found = survey(RunSpec(entry.name, config, source=entry.source))
-    fails = any(words in found.refusal for words in (" fails with ", " ended by itself with code "))
-    assert fails or found.beginning.startswith("# my_model.py, a start")
-    assert not fails or not found.beginning
+    assert found.refusal.endswith(".")
+    return found
+
+
+def refusal(folder, text, arguments=""):
+    """Return why a script is refused; one that does not end by itself gets a start."""
+    found = refused(folder, text, arguments)
+    assert found.ended == (not found.beginning)
     compile(found.beginning, "my_model.py", "exec")
     return found.refusal
 
@@ -277,7 +271,7 @@ LOOP = "    optimizer.zero_grad()\n"
         (
             "    optimizer.step()\n",
             "    optimizer.step()\n    other.step()\n",
-            r"steps two optimizers \(train.py:\d+ .* and train.py:\d+ .*, and a step has one",
+            r"steps several optimizers \(train.py:\d+ .* and train.py:\d+ .*, and a step has one",
         ),
         ("optimizer.step()", "optimizer.step(lambda: loss)", r"a closure.*train.py:\d+"),
         (
@@ -285,7 +279,12 @@ LOOP = "    optimizer.zero_grad()\n"
             "    loss = loss * (step + 1)\n    loss.backward()",
             r"in another way from step to step \(train.py:\d+ .*mul",
         ),
-        ("args.steps:", "1:", r"train.py ended, after 1 backward passes; steplab waits for 4"),
+        ("args.steps:", "1:", r"ended after 1 step \(1 backward pass\), and .* needs 4 steps"),
+        (
+            "    optimizer.step()\n    schedule.step()\n",
+            "    for p in model.parameters(): p.data -= p.grad\n",
+            r"after 0 steps \(8 backward passes\), and called step\(\) of no optimizer of torch",
+        ),
         ("model(x)", "model(y)", r"fails with RuntimeError: .*before its first backward pass"),
         (
             "    optimizer.step()\n",
@@ -309,18 +308,66 @@ def test_a_default_device_of_the_script_ends_with_it(folder):
     assert torch.overrides._len_torch_function_stack() == 0
 
 
-def test_a_gan_is_said_to_have_two_optimizers(folder):
-    text = """
+GAN = """
 import torch
 from torch import nn
 one, two = nn.Linear(2, 3), nn.Linear(3, 1)
-first, second = (torch.optim.Adam(net.parameters()) for net in (one, two))
-while True:
+first, second = (torch.optim.Adam(net.parameters(), betas=(0.5, 0.9)) for net in (one, two))
+for number in range(20):
     fake = one(torch.randn(4, 2))
     first.zero_grad(); two(fake.detach()).mean().backward(); second.step()
     two(fake).mean().backward(); first.step()
 """
-    assert "train.py has 2 optimizers, and a step has one (train.py:9" in refusal(folder, text)
+# Both losses go through both networks, so that only their order tells them apart.
+GAN_WITH_NOISE = GAN.replace("two(fake.detach())", "(two(torch.randn(4, 3)) - two(fake.detach()))")
+
+
+# Both backward passes, then both updates.
+GAN_AT_ONCE = GAN.replace("second.step()\n", "\n").replace(
+    "first.step()", "second.step(); first.step()"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [(GAN, 8), (GAN_WITH_NOISE, 8), (GAN_AT_ONCE, 9)],
+    ids=("plain", "noise", "once"),
+)
+def test_a_gan_is_said_to_have_several_optimizers(folder, text, first):
+    found = refused(folder, text)
+    lines = f"train.py:{first} (<module>) and train.py:9 (<module>)"
+    assert found.refusal == f"train.py steps several optimizers ({lines}), and a step has one."
+    assert "docs/own_models.md" in found.remedy and '"GANs"' in found.remedy
+    assert "betas=(0.5, 0.9), **how)" in found.beginning
+
+
+def test_one_of_several_optimizers_that_steps_alone_is_told(folder):
+    """As in a GAN whose critic makes five steps before the other network makes one."""
+    text = GAN.replace("    two(fake)", "    if number % 5 == 4: two(fake)")
+    found = refused(folder, text)
+    assert "has 2 optimizers, of which one (train.py:8 (<module>)) makes the first" in found.refusal
+    assert '"GANs"' in found.remedy
+    apart = text.replace(
+        "fake = one(torch.randn(4, 2))", "with torch.no_grad(): fake = one(torch.randn(4, 2))"
+    )
+    found, _ = lift(folder, apart)
+    assert "the update of 1 other optimizer is left out" in found.words
+
+
+def test_an_optimizer_that_calls_the_loss_itself_is_refused_without_a_start(folder):
+    """steplab.optimize would refuse it too."""
+    text = MLP.replace("SGD(model.parameters(), lr=0.1, momentum=0.9)", "LBFGS(model.parameters())")
+    text = text.replace("optimizer.step()", "optimizer.step(lambda: loss)")
+    found = refused(folder, text)
+    assert "train.py trains with LBFGS (train.py:24 (<module>)), which calls the" in found.refusal
+    assert "AdamW or SGD" in found.remedy and not found.beginning and not found.ended
+
+
+def test_a_script_with_too_few_steps_is_told_how_many_it_needs(folder):
+    write(folder, NET, "net.py")
+    found = refused(folder, NANO, "--max_iters=1 --gradient_accumulation_steps=2")
+    assert "ended after 1 step (2 backward passes), and steplab needs 2 steps." in found.refusal
+    assert found.remedy == "Let it make more of them." and found.ended and not found.beginning
 
 
 def test_functions_with_a_backward_of_their_own_are_one_call(folder):
@@ -346,13 +393,13 @@ def test_functions_with_a_backward_of_their_own_are_one_call(folder):
 
 def test_words_that_the_script_refuses(folder, capfd):
     found = refusal(folder, MLP, "--wdith 3")
-    assert "train.py ended by itself with code 2, before its first backward pass" in found
+    assert "train.py ended by itself with code 2 before its first backward pass." in found
     assert "unrecognized arguments: --wdith" in capfd.readouterr().err
 
 
 def test_a_script_that_ends_with_code_0_has_ended(folder):
     found = refusal(folder, "import sys\nsys.exit(0)\n")
-    assert "train.py ended, before its first backward pass" in found
+    assert "train.py ended before its first backward pass." in found
 
 
 def test_files_of_the_user_stay_as_they_are(folder):

@@ -48,7 +48,9 @@ class Survey:
     recipe: str = "plain"  # what the script does already, as words of a recipe
     words: str = ""  # for people
     refusal: str = ""
+    remedy: str = ""
     beginning: str = ""  # of a factory for a script that cannot be lifted out
+    ended: bool = False  # it was not steplab that stopped the script
 
 
 def survey(spec: RunSpec) -> Survey:
@@ -60,7 +62,12 @@ def survey(spec: RunSpec) -> Survey:
     try:
         watched = watch(find_script(spec.workload, spec.source), arguments)
     except CannotLift as error:
-        return Survey(refusal=str(error), beginning=error.beginning)
+        return Survey(
+            refusal=error.message,
+            remedy=error.suggestion,
+            beginning=error.beginning,
+            ended=error.ended,
+        )
     batch = _batch_size(watched)
     recipe = ",".join(f"{name}={value}" for name, value in watched.recipe.items()) or "plain"
     made = type(watched.optimizer).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -24,17 +25,31 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from steplab.core.errors import UserError
+from steplab.core.units import counted
 from steplab.trace.lines import Frame, innermost_line
+from steplab.workloads.misuse import NO_CLOSURE, needs_closure
 from steplab.workloads.script.tape import LossTape, TapeRecorder
 
 MICRO_BATCHES = 4  # that are watched at least; steps are watched whole
 KEPT = 8  # batches that are kept at most
+SEVERAL = (
+    'docs/own_models.md says how to make one of them, under "Several optimizers", and what to do '
+    'where losses alternate, under "GANs".'
+)
 # Of the tape against the script, which call the same functions on one device.
 LOSS_ERROR, GRADIENT_ERROR = 1e-4, 1e-3
 
 
 class Enough(BaseException):
     """Ends the script. No Exception, so that `except Exception` does not keep it going."""
+
+
+class NoFactoryHelps(UserError):
+    """A refusal of what no model of one's own could do either."""
+
+
+class EndedEarly(NoFactoryHelps):
+    """The script ended or failed before it had made enough steps."""
 
 
 @dataclass
@@ -67,11 +82,14 @@ class Watch(TorchFunctionMode):
         self.batches: list[list[Tensor]] = []
         self.micro_batches = 0
         self.since_step = 0
+        self.updates = 0
         self.accumulate = 0
         self.stepped: tuple[Optimizer, str] | None = None
         self.clip = 0.0
         self.clipped: set[int] = set()  # ids of the parameters
         self.recipe: dict[str, str] = {}
+        # Of a script with several optimizers: that is the reason if it steps another one next.
+        self.open_refusal: UserError | None = None
         self.is_done = False
         self.random_state: list[Tensor] = []  # before the first forward
         self.proof: tuple[float, list[float]] | None = None  # loss and norms of the first gradients
@@ -188,8 +206,10 @@ class Watch(TorchFunctionMode):
                 self.optimizers.append(optimizer)
                 # A method with a function of its own, because schedulers bind that again.
                 optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-            # As it was made: schedules begin with another rate, which may be 0.
+            # As it was made: schedules begin with another rate, which may be 0, and write it into a
+            # rate that is a tensor.
             made = {k: v for k, v in optimizer.param_groups[-1].items() if k != "params"}
+            made |= {k: v.clone() for k, v in made.items() if isinstance(v, Tensor)}
             self.groups.setdefault(id(optimizer), []).append(made)
             if made.get("fused"):
                 self.recipe["optimizer"] = "fused"
@@ -232,11 +252,20 @@ class Watch(TorchFunctionMode):
             self.root = self._find_root()
         try:
             tape, data = self.recorder.cut(loss, self.root)
+            self._compare(tape)
         except UserError as error:
             if len(self.optimizers) == 1:
                 raise
-            what = f"has {len(self.optimizers)} optimizers, and a step has one"
-            raise self.refuse(what) from error
+            self.open_refusal = self.open_refusal or error
+            return
+        shapes = [tensor.shape for tensor in data]
+        if not self.batches or shapes == [tensor.shape for tensor in self.batches[0]]:
+            self.batches = [*self.batches, data][:KEPT]
+        self.micro_batches += 1
+        self.since_step += 1
+
+    def _compare(self, tape: LossTape) -> None:
+        """Refuse a micro-batch whose loss is not computed as that of the first."""
         if self.tape is None:
             self.tape = tape
         difference = self.tape.difference(tape)
@@ -245,11 +274,6 @@ class Watch(TorchFunctionMode):
                 f"{self.script.name} computes its loss in another way from step to step "
                 f"({difference}), so that it cannot be lifted out."
             )
-        shapes = [tensor.shape for tensor in data]
-        if not self.batches or shapes == [tensor.shape for tensor in self.batches[0]]:
-            self.batches = [*self.batches, data][:KEPT]
-        self.micro_batches += 1
-        self.since_step += 1
 
     def _find_root(self) -> nn.Module:
         """Return the smallest module that holds all modules and weights that the loss goes through.
@@ -260,7 +284,7 @@ class Watch(TorchFunctionMode):
         leaves = [leaf for leaf in self.recorder.leaves if isinstance(leaf, nn.Parameter)]
         weights = {id(p) for p in leaves} | {id(p) for m in called for p in m.parameters()}
         for optimizer in self.optimizers:
-            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            own = _weights(optimizer)
             weights |= own if own & weights else set()
         best: nn.Module | None = None
         fewest = sys.maxsize
@@ -279,32 +303,73 @@ class Watch(TorchFunctionMode):
     def _step(self, optimizer: Optimizer, closure: Any = None) -> None:
         """Stand in for optimizer.step(): count it, and end the script when it has shown enough."""
         if closure is not None:
-            raise self.refuse("gives optimizer.step() a closure, which a step has no place for")
+            self._refuse_closure(optimizer)
         line = self.line()
         if self.stepped is not None and self.stepped[0] is not optimizer:
             raise UserError(
-                f"{self.script.name} steps two optimizers ({self.stepped[1]} and {line}), and a "
-                "step has one."
+                f"{self.script.name} steps several optimizers ({self.stepped[1]} and {line}), and "
+                "a step has one.",
+                SEVERAL,
             )
+        if self.open_refusal is not None and self.stepped is not None:
+            raise self.open_refusal
         self.stepped = (optimizer, line)
         if not self.since_step:
             return
         self.accumulate = self.accumulate or self.since_step
         self.since_step = 0
-        if self.micro_batches >= MICRO_BATCHES:
+        self.updates += 1
+        if self.micro_batches >= MICRO_BATCHES and self.open_refusal is None:
             raise Enough
+
+    def _refuse_closure(self, optimizer: Optimizer) -> None:
+        name = type(optimizer).__name__
+        if needs_closure(type(optimizer)):
+            raise NoFactoryHelps(
+                f"{self.script.name} trains with {name} ({self.line()}), which calls the loss "
+                "several times within one update, and a step has one forward pass.",
+                NO_CLOSURE,
+            )
+        raise self.refuse("gives optimizer.step() a closure, which a step has no place for")
 
     def refuse(self, what: str) -> UserError:
         """Return the error for something that cannot be lifted out, with the line."""
         return UserError(f"{self.script.name} {what} ({self.line()}).")
 
-    def too_early(self, how: str) -> UserError:
-        """Return the error for a script that ended before it had made enough steps."""
-        steps = f"after {self.micro_batches} backward passes" if self.micro_batches else ""
-        before = steps or "before its first backward pass"
-        return UserError(
-            f"{self.script.name} {how}, {before}; steplab waits for {MICRO_BATCHES} and an update."
+    def failed(self, how: str) -> UserError:
+        """Return the error for a script that does not train by itself."""
+        return EndedEarly(
+            f"{self.script.name} {how}{self._when()}.",
+            f"See that {self.script.name} trains by itself.",
         )
+
+    def ended(self) -> UserError:
+        """Return the error for a script that came to its end before it had made enough steps."""
+        if self.open_refusal is not None:
+            return self.open_refusal
+        if not self.micro_batches:
+            return EndedEarly(
+                f"{self.script.name} ended{self._when()}.",
+                "Give it words with which it trains in this process, or write a factory: "
+                "docs/own_models.md says how.",
+            )
+        if self.micro_batches >= MICRO_BATCHES and not self.updates:
+            return UserError(
+                f"{self.script.name} ended{self._when()}, and called step() of no optimizer of "
+                "torch."
+            )
+        needed = math.ceil(MICRO_BATCHES / max(self.accumulate, 1))
+        return EndedEarly(
+            f"{self.script.name} ended{self._when()}, and steplab needs {needed} steps.",
+            "Let it make more of them.",
+        )
+
+    def _when(self) -> str:
+        if not self.micro_batches:
+            return " before its first backward pass"
+        plural = "" if self.micro_batches == 1 else "es"
+        passes = f"{self.micro_batches} backward pass{plural}"
+        return f" after {counted(self.updates, 'step')} ({passes})"
 
     def result(self) -> Watched:
         """Return what was seen, after the tape has been run beside the script's own loss."""
@@ -321,8 +386,17 @@ class Watch(TorchFunctionMode):
                     f"{self.script.name} calls for its loss."
                 )
             groups.append({**made, "params": [names[id(p)] for p in group["params"]]})
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        updated = _weights(optimizer)
         notes = []
+        others = [one for one in self.optimizers if not _weights(one) <= updated]
+        if any(_weights(one) & (names.keys() - updated) for one in others):
+            raise UserError(
+                f"{self.script.name} has {len(self.optimizers)} optimizers, of which one "
+                f"({self.stepped[1]}) makes the first updates, and a step has one.",
+                SEVERAL,
+            )
+        if others:
+            notes.append(f"the update of {counted(len(others), 'other optimizer')} is left out")
         if self.clip and not updated <= self.clipped:
             notes.append("the gradients of some weights are clipped there, here those of all")
         if not self.root.training:
@@ -369,6 +443,11 @@ def _random_state() -> list[Tensor]:
     """Return the state of the CPU's generator, and of those of GPUs that are in use."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *gpus]
+
+
+def _weights(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters that an optimizer updates."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _norms(model: nn.Module) -> list[float]:
