@@ -112,7 +112,7 @@ class FakeTrials:
 class FakeReferences:
     """Computes nothing; `problem` is why it could not."""
 
-    problem = ""
+    problem = None
     folders: ClassVar[list] = []
 
     def __enter__(self):
@@ -164,7 +164,7 @@ def test_a_step_of_one_rank_is_not_gated(gate):
 
 def test_what_cannot_be_verified_is_measured_and_says_so(gate, monkeypatch):
     trials, _, references = gate
-    monkeypatch.setattr(references, "problem", "fp64 does not fit")
+    monkeypatch.setattr(references, "problem", MeasurementError("fp64 does not fit"))
     with GatedTrials(trials) as gated:
         run = gated.trial(SPEC, ENVIRONMENT, "", no_progress)
     assert (run.verdict, run.notes) == ("unverified", ("gate: fp64 does not fit",))

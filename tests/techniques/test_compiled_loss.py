@@ -85,9 +85,8 @@ def test_a_scheme_that_wraps_or_gathers_cannot_be_inside():
 def test_models_of_ones_own_are_offered_the_loss_and_built_in_ones_the_model():
     def offered(**fields):
         recipe = fields.pop("recipe", {})
-        context = StepContext(
-            run_of(recipe=recipe, **fields), failed=fields.pop("failed", frozenset())
-        )
+        failed = fields.pop("failed", {})
+        context = StepContext(run_of(recipe=recipe, **fields), failed=failed)
         return {p.key for p in proposals(context, {}) if p.technique == "compile"}
 
     assert {"compile=blocks", "compile=whole"} <= offered() and "compile=loss" not in offered()
@@ -95,3 +94,16 @@ def test_models_of_ones_own_are_offered_the_loss_and_built_in_ones_the_model():
     assert {"compile=blocks", "compile=loss"} <= own and "compile=whole" not in own
     blocks = parse_recipe("compile=blocks").techniques
     assert "compile=loss" in offered(source="0123456789ab", recipe=blocks)
+
+
+def test_what_a_graph_break_stops_is_compiled_in_pieces_and_what_inductor_refuses_is_not():
+    """Pieces of the loss hold the model, whole where it does not break: it need not be tried."""
+
+    def offered(reason):
+        context = StepContext(run_of(source="0123456789ab"), failed={"compile=loss": reason})
+        return {p.key for p in proposals(context, {}) if p.technique == "compile"}
+
+    pieces = "compile=loss,compile.fullgraph=false"
+    assert offered("Unsupported: a line") == {"compile=blocks", pieces}
+    refused = offered("InductorError: no such kernel")
+    assert refused == {"compile=blocks", "compile=loss", "compile=whole"}

@@ -20,7 +20,7 @@ from steplab.core import (
     StepBudget,
     registry,
 )
-from steplab.core.errors import MeasurementError
+from steplab.core.errors import MeasurementError, Unsupported
 from steplab.core.ladder import Check
 from steplab.techniques.context import Suggestion
 from steplab.techniques.technique import Stage, Technique
@@ -199,7 +199,7 @@ class FakeReferences(ReferenceWorker):
 
     def dry_run(self, spec, shape, timeout):
         refused = set(spec.recipe.techniques) & self.world.refused
-        return ("", "needs something else") if refused else ("fp32", "")
+        return ("", Unsupported("needs something else", "Use that.")) if refused else ("fp32", None)
 
 
 def use_world(monkeypatch, world: World, saved: list[str]) -> FakeReferences:

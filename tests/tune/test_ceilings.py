@@ -48,6 +48,21 @@ def test_phases_come_from_the_clock_and_ops_from_what_is_known():
     assert ceiling({"op:experts": 1.0}, run, {}, "time") is None
 
 
+def test_whoever_else_used_the_cores_changes_no_share():
+    """Timed steps of an LSTM on a busy machine: the optimizer takes 0.43 of a quiet 2.51 ms."""
+    run = profiled(wall=5.0, on_device=False, launch=1.0)
+    step = Samples((2.55, 10.55, 2.51, 7.81, 6.54), "ms")
+    phases = {"optimizer": Samples((0.44, 0.43, 0.43, 0.43, 0.42), "ms")}
+    run = replace(run, clock=replace(run.clock, step=step, phases=phases))
+    found = ceiling({"phase:optimizer": 1.0}, run, {}, "time")
+    assert found.share == pytest.approx(0.43 / 2.51)
+    assert ceiling({"kind:matmul": 1.0}, run, {}, "time").share == pytest.approx(4.0 / 5.0)
+    assert ceiling({"term:launch": 1.0}, run, {}, "time").share == pytest.approx(1.0 / 5.0)
+    analysis = analysis_of(device=False)
+    times = op_times(run, analysis, {"attention": ("blocks.0.attention", "blocks.1.attention")})
+    assert times["op:attention"] / 6.54 == pytest.approx(0.3), "of a window of 10 ms, 3"
+
+
 def test_nobody_beats_the_roofline():
     """Of 4 ms in products 3 have a model, and its ideal is 1 ms."""
     run = profiled()

@@ -1,12 +1,15 @@
 """The search over a simulated step: what it tries, keeps, takes out, and goes on from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from steplab.core import PLAIN, RunSpec
-from steplab.core.ladder import BatchTrial, Ladder
+from steplab.core.ladder import BatchTrial, Ladder, Rung
 from steplab.techniques.context import Suggestion
+from steplab.techniques.recipes import parse_recipe
+from steplab.techniques.technique import Stage
+from steplab.tune.climb import note_seconds
 from steplab.tune.options import TuneOptions
 from steplab.tune.progress import NullView, SearchClock
 from steplab.tune.search import tune
@@ -127,12 +130,31 @@ def test_what_fails_twice_for_one_reason_is_not_tried_in_other_forms(climb):
     assert reasons == {"bad=1 and bad=2 failed alike: it broke"} and len(ladder.untried) == 2
 
 
+def test_what_failed_is_known_as_long_as_the_model_is_the_same(climb):
+    """Another update does not change what the model's own lines refuse; another op may."""
+    for stage, known in ((Stage.OPTIMIZER, {"bad=true"}), (Stage.IMPLEMENTATION, set())):
+        seen = {}
+
+        class Bad(FakeTechnique):
+            def suggest(self, context, current, seen=seen):
+                seen.setdefault(context.recipe.label, set(context.failed))  # when it is new
+                return super().suggest(context, current)
+
+        class Good(FakeTechnique):
+            pass
+
+        Good.stage = stage
+        world = World({"good": 0.5}, broken={"bad": "failed"})
+        climb(world, {"bad": Bad(MATMUL), "good": Good(LAUNCH)})
+        assert seen["good=true"] == known
+
+
 def test_what_ran_out_of_time_is_not_offered_in_pieces(climb):
     offered = []
 
     class Pieces(FakeTechnique):
         def suggest(self, context, current):
-            offered.append(context.failed)
+            offered.append(frozenset(context.failed))
             return super().suggest(context, current)
 
     climb(World(broken={"bad": "timeout"}), {"bad": Pieces(MATMUL)})
@@ -149,7 +171,9 @@ def test_no_other_form_of_what_ran_out_of_time_is_tried(climb):
 
 
 def test_what_may_run_out_of_time_leaves_some_for_what_is_quicker(climb, monkeypatch):
-    monkeypatch.setattr(SearchClock, "expected", lambda self, slow: 70.0 if slow else 20.0)
+    monkeypatch.setattr(
+        SearchClock, "expected", lambda self, slow, warm=False: 70.0 if slow else 20.0
+    )
     alone, beside = World(), World()
     slow, little = FakeTechnique(MATMUL, slow=True), FakeTechnique({"kind:elementwise": 0.2})
     climb(alone, {"slow": slow})
@@ -179,6 +203,31 @@ def test_what_cannot_run_here_is_told_and_looked_at_again_on_another_recipe(clim
     assert outcomes(ladder) == {"good=true": "kept"}
     (suggestion,) = ladder.untried
     assert suggestion.reason == "needs something else" and suggestion.refused_on == "good=true"
+
+
+def test_one_refusal_is_told_once_and_without_the_remedy_of_a_recipe_of_ones_own(climb):
+    told = []
+
+    class View(NullView):
+        def untried(self, untried):
+            told.append((untried.label, untried.reason))
+
+    world = World({"good": 0.5}, refused={"never"})
+    techniques = {"never": FakeTechnique(MATMUL), "good": FakeTechnique(LAUNCH)}
+    climb(world, techniques, View())
+    assert told == [("never=true", "needs something else")]
+
+
+def test_what_the_champion_has_compiled_is_expected_to_be_compiled_quickly():
+    clock = SearchClock(600.0, begun=0.0)
+    blocks = parse_recipe("compile=blocks")
+    fused = parse_recipe("compile=blocks,optimizer=fused")
+    cold = Rung("compile", {"scope": "blocks"}, blocks, PLAIN, "kept", seconds=36.0)
+    note_seconds(clock, replace(cold, cold_seconds=25.0, warm_seconds=3.0))
+    assert clock.expected(slow=True) == 36.0 and clock.expected(slow=True, warm=True) == 14.0
+    note_seconds(clock, Rung("optimizer", {"impl": "fused"}, fused, blocks, "kept", seconds=12.0))
+    assert clock.expected(slow=True) == 36.0 and clock.expected(slow=True, warm=True) == 13.0
+    assert clock.expected(slow=False, warm=True) == 10.0, "nobody has seen a plain one yet"
 
 
 def test_a_rung_that_stopped_paying_is_taken_out(climb):
@@ -224,7 +273,11 @@ def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     techniques = {"a": FakeTechnique(MATMUL), "slow": FakeTechnique(LAUNCH, slow=True)}
     first = climb(world, techniques, minutes=0.3)  # compiling is expected to take 20 s
     assert [rung.label for rung in first.rungs] == ["a=true"]
-    assert first.left == ("slow=true",) and not first.finished and "spent" in first.stopped
+    assert first.left == ("slow=true",) and not first.finished
+    assert first.stopped == (
+        "the most promising of what is left takes longer than the 18 s that were left of 0.3 "
+        "minutes"
+    )
     again = climb(world, techniques, minutes=0.3)
     assert again.left and again.stopped == (
         "nothing of what is left fits into 0.3 minutes; try a larger --budget"

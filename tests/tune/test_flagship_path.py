@@ -41,7 +41,7 @@ class SlowReferences(FakeReferences):
 
     def dry_run(self, spec, shape, timeout):
         self.clock.now += 1.5
-        return "bf16", ""
+        return "bf16", None
 
 
 @pytest.fixture

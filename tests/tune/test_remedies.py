@@ -18,7 +18,7 @@ from tests.tune.ladders import FakeTechnique, use_techniques
 @pytest.mark.parametrize(
     ("status", "technique", "said"),
     [
-        ("failed", "compile", "compile.fullgraph=false"),
+        ("failed", "compile", "bench step --recipe"),
         ("failed", "impl", "bench step --recipe"),
         ("oom", "cuda_graph", "checkpointing"),
         ("timeout", "compile", "--budget"),
@@ -27,6 +27,11 @@ from tests.tune.ladders import FakeTechnique, use_techniques
 )
 def test_a_rung_that_could_not_run_has_a_remedy(status, technique, said):
     assert said in remedy_for_run(replace(run_of(), status=status), technique)
+
+
+def test_a_graph_break_is_told_from_other_faults_of_compiling():
+    broken = replace(run_of(), status="failed", reason="Unsupported: a print (own.py:7)")
+    assert "compile.fullgraph=false" in remedy_for_run(broken, "compile")
 
 
 @pytest.mark.parametrize(

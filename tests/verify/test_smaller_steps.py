@@ -177,7 +177,7 @@ class Undecided(ReferenceWorker):
         self.rounding, self.rate, self.asked, self.made = rounding, rate, [], []
 
     def dry_run(self, spec, shape, timeout):
-        return self.rounding, ""
+        return self.rounding, None
 
     def reference(self, shape, dtype, timeout):
         self.made.append((shape.name, dtype))

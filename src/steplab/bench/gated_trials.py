@@ -71,5 +71,5 @@ class GatedTrials:
             self.shapes[truth] = tuple(found)
         shapes, problem = references.prepare(spec, self.shapes[truth], timeout, progress)
         if problem:
-            raise MeasurementError(problem)
+            raise MeasurementError(problem.message, problem.suggestion)
         return shapes

@@ -33,9 +33,9 @@ class CompileSettings:
     auto_chunker: bool = False  # Inductor computes head and loss, or the like, chunk by chunk
 
 
-GRAPH_BREAK_REMEDY = (
-    "steplab lint names the line; compile.fullgraph=false, tried next, compiles around it"
-)
+GRAPH_BREAK_REMEDY = "steplab lint names the line; compile.fullgraph=false compiles around it"
+# What Dynamo raises where it may not cut a graph: begins the reason of a Run that failed.
+GRAPH_BREAKS = ("Unsupported: ", "UserError: ", "FailOnRecompileLimitHit: ")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 WITH_LOSS = ("loss", "whole")  # scopes in whose graph a loss may be
 # Inductor's own threshold, 8, leaves out the head of a Llama of 1B parameters (7.1).
@@ -130,11 +130,14 @@ class Compile(Technique):
         widest = "loss" if context.run.spec.source else "whole"
         if not current:
             priors = {"blocks": 1.0, widest: 0.5}  # equal blocks compile once and gain as much
-            if "compile=loss" in context.failed:
+            failed = {scope: context.failed.get(f"compile={scope}", "") for scope in priors}
+            # What a graph break has stopped can be compiled in pieces, of which the largest is the
+            # model where only its loss breaks. What the compiler cannot do may be in the loss.
+            broken = [scope for scope in priors if failed[scope].startswith(GRAPH_BREAKS)]
+            if failed.get("loss") and "loss" not in broken:
                 priors["whole"] = 0.5
-            found = [Suggestion({"scope": scope}, fused, prior) for scope, prior in priors.items()]
-            # What a graph break has stopped can be compiled in pieces.
-            broken = [scope for scope in priors if f"compile={scope}" in context.failed]
+            offers = [(scope, prior) for scope, prior in priors.items() if scope not in broken]
+            found = [Suggestion({"scope": scope}, fused, prior) for scope, prior in offers]
             for scope in broken:
                 found.append(Suggestion({"scope": scope, "fullgraph": False}, fused, prior=0.5))
             return found
@@ -157,7 +160,7 @@ class Compile(Technique):
     def remedy(self, run: Run) -> str:
         """Tell a graph break, which stops it, from recompiling and pieces, which make it slow."""
         if run.status == "failed":
-            return GRAPH_BREAK_REMEDY
+            return GRAPH_BREAK_REMEDY if run.reason.startswith(GRAPH_BREAKS) else ""
         seen = run.compilation
         if run.status != "ok" or seen is None:
             return ""

@@ -48,7 +48,8 @@ class StepContext:
     impls: Mapping[str, str] = field(default_factory=dict)  # op -> implementation that ran
     first_impls: Mapping[str, str] = field(default_factory=dict)  # the same, in the baseline
     waits: tuple[str, ...] = ()  # lines in which the host waits for the device, one per wait
-    failed: frozenset[str] = frozenset()  # changes that could not run, as a recipe names them
+    # Changes that could not run on this model, as a recipe names them, and why.
+    failed: Mapping[str, str] = field(default_factory=dict)
     allowed: tuple[str, ...] = ()  # settings that change what is computed and may be tried
 
     @property

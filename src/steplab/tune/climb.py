@@ -13,8 +13,16 @@ from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.champion import Champion, Detail, open_champion, promote
 from steplab.tune.folder import LadderFolder
 from steplab.tune.options import GateOptions
-from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
-from steplab.tune.proposals import Choice, Proposal, choose, is_slow, recipe_conflict, still_known
+from steplab.tune.progress import MIN_TRY, SearchClock, Stopwatch, View, add_timings
+from steplab.tune.proposals import (
+    Choice,
+    Proposal,
+    choose,
+    is_slow,
+    recipe_conflict,
+    same_model,
+    still_known,
+)
 from steplab.tune.rung import RungResult, try_recipe, with_curves
 from steplab.tune.undecided import EFFORT, patient, plan_again, to_try_again, try_again
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
@@ -103,6 +111,9 @@ class Climb:
         budget = f"{minutes:g} minute{'s' * (minutes != 1)}"
         if tried_nothing:  # the same command would end here again
             return f"nothing of what is left fits into {budget}; try a larger --budget"
+        if self.clock.left >= MIN_TRY:
+            left = f"the {self.clock.left:.0f} s that were left of {budget}"
+            return f"the most promising of what is left takes longer than {left}"
         return f"the budget of {budget} is spent"
 
     def _spare_seconds(self, choice: Choice) -> float:
@@ -111,9 +122,8 @@ class Climb:
         One that does not end in time must not leave a search with nothing to show.
         """
         assert choice.best is not None
-        needed = [self.clock.expected(is_slow(other.recipe)) for other in choice.others]
-        quickest = min(needed, default=0.0)
-        if not quickest or quickest >= self.clock.expected(is_slow(choice.best.recipe)):
+        quickest = min((self._expected(other.recipe) for other in choice.others), default=0.0)
+        if not quickest or quickest >= self._expected(choice.best.recipe):
             return 0.0
         return quickest + ENDING_SECONDS
 
@@ -129,9 +139,12 @@ class Climb:
         timeout = self.clock.candidate_timeout(self._last_seconds + spare)
         gate, problem = self._prepare(spec, timeout)
         if problem:
-            untried = Untried(proposal.key, problem, here.recipe.label)
+            told = {(untried.label, untried.reason) for untried in self.ladder.untried}
+            # Its suggestion is for somebody who chose the recipe.
+            untried = Untried(proposal.key, problem.message, here.recipe.label)
             self._leave(untried)
-            self.view.untried(untried)
+            if (untried.label, untried.reason) not in told:
+                self.view.untried(untried)
             return
         limit = proposal.ceiling
         planned = Rung(
@@ -147,8 +160,8 @@ class Climb:
         )
         self._judge(planned, gate, spare)
 
-    def _prepare(self, spec: RunSpec, timeout: float) -> tuple[GateOptions, str]:
-        """Return the gate of a recipe, with its references, and why it cannot be tried, or ""."""
+    def _prepare(self, spec: RunSpec, timeout: float) -> tuple[GateOptions, SteplabError | None]:
+        """Return the gate of a recipe, with its references, and why it cannot be tried, or None."""
         stage = self.view.stage
         shapes, problem = self.references.prepare(spec, self.gate.shapes, timeout, stage)
         return replace(self.gate, shapes=shapes), problem
@@ -180,7 +193,7 @@ class Climb:
             self._promote(tried)
         parts = self.view.lap()
         rung = replace(tried.rung, parts=parts, seconds=sum(parts.values()))
-        self.clock.note(slow, rung.seconds)
+        note_seconds(self.clock, rung)
         self._save(replace(self.ladder, rungs=(*below, rung)))
         self.view.rung(rung)
         if tried.lost:
@@ -338,7 +351,12 @@ class Climb:
 
     def _in_time(self, recipe: Recipe, effort: float = 1.0) -> bool:
         """Whether there is time for one more candidate, and for the comparison at the end."""
-        return self.clock.left - self._last_seconds >= effort * self.clock.expected(is_slow(recipe))
+        return self.clock.left - self._last_seconds >= effort * self._expected(recipe)
+
+    def _expected(self, recipe: Recipe) -> float:
+        """Return the seconds that trying a recipe on top of the champion will take."""
+        warm = same_model(recipe, self.champion.run.spec.recipe)
+        return self.clock.expected(is_slow(recipe), warm)
 
     @property
     def _last_seconds(self) -> float:
@@ -354,6 +372,12 @@ class Climb:
     def _save(self, ladder: Ladder) -> None:
         self.ladder = replace(ladder, seconds=self.clock.total)
         self.folder.save(self.ladder)
+
+
+def note_seconds(clock: SearchClock, rung: Rung) -> None:
+    """Let the clock know what a rung took, and what of it because nobody had compiled it before."""
+    cold = max(0.0, (rung.cold_seconds or 0.0) - (rung.warm_seconds or 0.0))
+    clock.note(is_slow(rung.recipe), rung.seconds, same_model(rung.recipe, rung.below), cold)
 
 
 def measure_peer(

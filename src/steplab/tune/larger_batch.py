@@ -100,7 +100,7 @@ class LargerBatches:
         gate, stage, timeout = self.gate, self.view.stage, self.clock.candidate_timeout(0.0)
         shapes, problem = self.references.prepare(larger.spec, gate.shapes, timeout, stage)
         if problem:
-            return trial_of(larger, "failed", problem, cost)
+            return trial_of(larger, "failed", problem.message, cost)
         recipe, below = larger.spec.recipe, self.winner.spec.recipe
         planned = Rung(saver.technique, saver.change, recipe, below, "failed")
         with (

@@ -102,6 +102,7 @@ class SearchClock:
         self.seconds = seconds
         self.spent_before = spent_before
         self.taken: dict[bool, list[float]] = {True: [], False: []}  # by whether it compiles
+        self.taken_warm: list[float] = []  # where the same had been compiled before
 
     @property
     def elapsed(self) -> float:
@@ -123,9 +124,12 @@ class SearchClock:
         """When the budget is spent, by `monotonic`."""
         return self.begun + self.seconds
 
-    def expected(self, slow: bool) -> float:
-        """Return the seconds that a candidate will take: the median of its kind so far."""
-        known = self.taken[slow]
+    def expected(self, slow: bool, warm: bool = False) -> float:
+        """Return the seconds that a candidate will take: the median of its kind so far.
+
+        `slow` ones compile; `warm` ones what the recipe below has compiled already.
+        """
+        known = (slow and warm and self.taken_warm) or self.taken[slow]
         if known:
             return statistics.median(known)
         plain = statistics.median(self.taken[False] or [PLAIN_SECONDS])
@@ -139,9 +143,12 @@ class SearchClock:
         one = self.expected(slow)
         return 2 * one <= share * self.seconds and 3 * one <= self.left
 
-    def note(self, slow: bool, seconds: float) -> None:
-        """Remember what a candidate took."""
-        self.taken[slow].append(seconds)
+    def note(self, slow: bool, seconds: float, warm: bool = False, cold: float = 0.0) -> None:
+        """Remember what a candidate took; `cold` seconds of it because it was not `warm`."""
+        if slow:
+            self.taken_warm.append(seconds - cold)
+        if not (slow and warm):
+            self.taken[slow].append(seconds)
 
     @property
     def timeout(self) -> float:

@@ -11,6 +11,7 @@ from steplab.core.errors import UserError
 from steplab.core.ladder import Ladder, Rung, change_label
 from steplab.techniques.context import Savings, StepContext, Suggestion
 from steplab.techniques.recipes import check_recipe, technique
+from steplab.techniques.technique import Stage
 from steplab.tune.ceilings import MIN_SHARE, Ceiling, ceiling, serves
 
 # Seconds that a candidate is expected to take, without and with compilation: a process, its gate
@@ -22,6 +23,7 @@ GROWN = 1.5  # what lost is tried again when its ceiling's share has grown by th
 # A suggestion that promises less than this share of another, for which there is no time left, is
 # not tried before it: both are there for the next call.
 FAR_LESS = 0.1
+BESIDE_MODEL = (Stage.OPTIMIZER, Stage.DATA)  # stages that leave the model as it is
 MAX_FAILURES = 2  # what could not run on one recipe may run on another, but not for ever
 
 
@@ -123,6 +125,14 @@ def is_slow(recipe: Recipe) -> bool:
     return any(technique(name).slow_start for name in recipe.techniques)
 
 
+def same_model(a: Recipe, b: Recipe) -> bool:
+    """Whether two recipes run the same model: they differ in its update and its batches at most."""
+    changed = {
+        n for n in {*a.techniques, *b.techniques} if a.techniques.get(n) != b.techniques.get(n)
+    }
+    return all(technique(name).stage in BESIDE_MODEL for name in changed)
+
+
 def recipe_conflict(recipe: Recipe) -> str:
     """Return why the techniques of a recipe cannot be used together, or ""."""
     try:
@@ -155,9 +165,11 @@ def choose(
     whether there is time for a recipe that takes `effort` times as long to try as usual.
     """
     here = run.spec.recipe
-    broken = [r for r in ladder.rungs if r.outcome == "failed" and r.below == here]
+    wrong = [rung for rung in ladder.rungs if rung.outcome == "failed"]
+    broken = [rung for rung in wrong if rung.below == here]
     # What ran out of time would not be quicker in another form.
-    failed = frozenset(rung.label for rung in broken if not rung.reason.startswith("timeout"))
+    in_error = [rung for rung in wrong if not rung.reason.startswith("timeout")]
+    failed = {rung.label: rung.reason for rung in in_error if same_model(rung.below, here)}
     given_up = {**_failing_alike(broken), **_timed_out(broken)}
     impls, first = impls_of(run), ladder.first_impls
     context = StepContext(run, ladder.objective, impls, first, waits, failed, ladder.allowed)

@@ -11,7 +11,7 @@ from steplab.core.ladder import Ladder
 from steplab.store import Store
 from steplab.techniques.context import format_waits
 from steplab.tune.champion import Champion, Detail, open_champion
-from steplab.tune.climb import Climb
+from steplab.tune.climb import Climb, note_seconds
 from steplab.tune.folder import LadderFolder, open_ladder
 from steplab.tune.larger_batch import LargerBatches
 from steplab.tune.options import GateOptions, TuneOptions
@@ -45,7 +45,7 @@ def tune(
             view.rung(rung)
     clock = SearchClock(options.minutes * 60, options.begun, ladder.seconds)
     for rung in ladder.rungs:
-        clock.note(is_slow(rung.recipe), rung.seconds)
+        note_seconds(clock, rung)
     references.folder = folder.references
     if spec.device == "cuda":  # the truth in fp64 comes next: nothing is timed
         pool.size = pool_size(environment, spec.ranks)
@@ -99,7 +99,8 @@ def _open_baseline(
     gate = replace(gate, shapes=shapes)
     view.stage("starting")
     if problem:
-        raise MeasurementError(f"The baseline cannot be measured: {problem.rstrip('.')}.")
+        reason = problem.message.rstrip(".")
+        raise MeasurementError(f"The baseline cannot be measured: {reason}.", problem.suggestion)
     detail: Detail = "all" if gate.objective == "memory" else "modules"
     baseline = open_champion(spec, ladder, gate, store, timeout, view.stage, detail)
     if baseline.run.clock is not None and baseline.run.clock.contention:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steplab.core import Environment, Profile, Run, RunSpec, Status
-from steplab.core.errors import SteplabError, Unsupported
+from steplab.core.errors import MeasurementError, SteplabError, Unsupported
 from steplab.core.ladder import Check
 from steplab.core.ranks import merge_ranks
 from steplab.core.run import new_run
@@ -155,23 +155,25 @@ class ReferenceWorker(WorkerOwner):
         except SteplabError as error:
             return (Check("curves", False, f"unverified: {error}"),)
 
-    def dry_run(self, spec: RunSpec, shape: GateShape, timeout: float) -> tuple[str, str]:
-        """Return (the dtype that a recipe declares, why it cannot run here or "")."""
+    def dry_run(
+        self, spec: RunSpec, shape: GateShape, timeout: float
+    ) -> tuple[str, SteplabError | None]:
+        """Return (the dtype that a recipe declares, why it cannot run here or None)."""
         try:
-            return self._call(DRY_RUN, str, timeout, spec=spec, shape=shape), ""
+            return self._call(DRY_RUN, str, timeout, spec=spec, shape=shape), None
         except WorkerLost as lost:
-            return "", _sentence(lost)
+            return "", MeasurementError(_sentence(lost))
         except SteplabError as error:
-            return "", str(error)
+            return "", error
 
     def prepare(
         self, spec: RunSpec, shapes: Sequence[GateShape], timeout: float, progress: Progress
-    ) -> tuple[tuple[GateShape, ...], str]:
+    ) -> tuple[tuple[GateShape, ...], SteplabError | None]:
         """Dry-run a recipe and compute its references.
 
-        Return the shapes at which it is compared, and why it cannot be tried, or "". The shapes are
-        chosen for LIKELY_DTYPES; for a recipe that rounds more they get smaller steps, where only
-        after these right and wrong differ.
+        Return the shapes at which it is compared, and why it cannot be tried, or None. The shapes
+        are chosen for LIKELY_DTYPES; for a recipe that rounds more they get smaller steps, where
+        only after these right and wrong differ.
         """
         progress("dry-running it")
         own = tuple(shapes)
@@ -184,13 +186,15 @@ class ReferenceWorker(WorkerOwner):
             if problem or rounding in LIKELY_DTYPES or spec.mode != "full":
                 return own, problem
             if not any(self.why_undecided(shape, rounding, timeout) for shape in tried):
-                return tried, ""
+                return tried, None
             tried = tuple(with_smaller_steps(shape) for shape in tried)
-        return own, ""  # the gate will say that it is unverified
+        return own, None  # the gate will say that it is unverified
 
-    def _first_problem(self, wanted: Iterable[tuple[GateShape, str]], timeout: float) -> str:
+    def _first_problem(
+        self, wanted: Iterable[tuple[GateShape, str]], timeout: float
+    ) -> MeasurementError | None:
         problems = (self.reference(shape, name, timeout) for shape, name in wanted)
-        return next(filter(None, problems), "")
+        return next((MeasurementError(problem) for problem in problems if problem), None)
 
     def _asked(self, shape: GateShape, dtype: str) -> dict[str, Any]:
         return {"shape": shape, "dtype": dtype, "folder": self.folder}
