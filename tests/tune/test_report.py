@@ -202,6 +202,40 @@ def test_an_interval_of_any_width_is_not_spelled_out():
     assert interval(Change(-0.5, -1 + 1e-6, 400.0, 0.95, None)) == "0.00 to more than 100"
 
 
+def cells(found, rung):
+    table = impact_table(found)
+    names = [column.name for column in table.columns]
+    row = next(row for row in table.rows if row[0] == rung)
+    return dict(zip(names, row, strict=True))
+
+
+def test_an_interval_that_leaves_everything_open_shows_no_gain():
+    kept, *others = ladder().rungs
+    open_ = replace(kept, outcome="cannot tell", gain=Change(2.5, -1 + 1e-6, 4e6, 0.99, None))
+    shown = cells(replace(ladder(), rungs=(open_, *others)), "precision=bf16")
+    assert shown["speed-up"] == "cannot tell" and "gained" not in shown, "nobody gained anything"
+    wide = replace(open_, gain=Change(0.67, -0.24, 2.68, 0.99, None))
+    shown = cells(replace(ladder(), rungs=(wide, *others)), "precision=bf16")
+    assert shown["speed-up"] == "0.60x (0.27 to 1.32)" and shown["gained"] == -6.7
+
+
+def test_a_rung_without_turns_has_the_ceiling_of_the_nearest_ones():
+    """It was profiled at 13 ms in a busy minute; in turns the recipe below takes 5 ms."""
+    *others, broken = ladder().rungs
+    broken = replace(broken, ceiling=5.2, ceiling_share=0.4)
+    assert cells(replace(ladder(), rungs=(*others, broken)), broken.label)["ceiling"] == 2.0
+    alone = replace(ladder(), rungs=(broken,))
+    assert cells(alone, broken.label)["ceiling"] == 5.2, "there is nothing better"
+
+
+def test_the_note_explains_the_columns_that_there_are():
+    note = impact_table(ladder()).note
+    assert "cold: first step" in note and "warm: " not in note and "took: " not in note
+    plain = replace(ladder(), rungs=(replace(ladder().rungs[0], cold_seconds=None, seconds=3.0),))
+    note = impact_table(plain).note
+    assert "cold: " not in note and "took: trying it" in note
+
+
 def test_outliers_of_the_last_turns_are_told():
     assert outlier_lines(ladder()) == []
     after = Samples((5.0,) * 5 + (999.0,), "ms", {"5": "slow, captured the CUDA graph"})

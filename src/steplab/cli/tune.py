@@ -57,13 +57,12 @@ from steplab.tune.report import (
     batch_line,
     batches_table,
     expectation,
+    gain_text,
     impact_table,
-    interval,
     outlier_lines,
     padding_line,
     peer_line,
     reasons_table,
-    speed_up,
     total_line,
     undecided_line,
     untried_table,
@@ -350,7 +349,7 @@ class LadderView:
     def _cells(self, rung: Rung) -> tuple[str, ...]:
         """Return the cells of a row; a red gate shows no speed-up."""
         shown = rung.gain if rung.green else None
-        gain = f"{speed_up(shown)}x ({interval(shown)})" if shown else ""
+        gain = gain_text(shown) if shown else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
         if self.in_ms and shown:
             why = rung.remedy

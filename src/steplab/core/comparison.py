@@ -12,6 +12,9 @@ from steplab.core.table import Table
 Verdict = Literal["faster", "slower", "cannot tell", "not alike"]
 
 
+WIDE = 3.0  # times as fast, and as slow: an interval with both ends says nothing
+
+
 @dataclass(frozen=True)
 class Change:
     """Median time of B over A's, minus one: -0.1 is ten percent less time. With its interval."""
@@ -21,6 +24,11 @@ class Change:
     high: float
     confidence: float  # of the interval
     detectable: float | None  # least change that would be seen four times in five; None: unknown
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the samples have so little in common that `value` is no estimate."""
+        return WIDE * (1 + self.low) < 1 and 1 + self.high > WIDE
 
 
 @dataclass(frozen=True)

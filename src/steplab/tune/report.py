@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from steplab.core import Cell, Column, Recipe, Setting, Table, units
 from steplab.core.comparison import Change
-from steplab.core.ladder import Ladder, Peer, Rung
+from steplab.core.ladder import Ladder, Outcome, Peer, Rung
 from steplab.core.output_file import write_output
 from steplab.core.printable import printable
 from steplab.findings import Case, explain
@@ -23,6 +23,17 @@ from steplab.verify.shapes import FP32_TRUTH
 RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
 GIB = 2**30
 MAX_SHOWN = 100.0  # the largest factor of speed that is written out
+CANNOT_TELL: Outcome = "cannot tell"
+# What the columns of the impact table are, for those who read it without the page.
+EXPLAINED = {
+    "speed-up": "speed-up over the best recipe so far, in turns by two live workers, with its "
+    "interval at 95 % or more",
+    "ceiling": "ceiling: the most it could gain by the time budget, at the speed of its turns, or "
+    "of the nearest ones of the recipe below",
+    "cold compile": "cold: first step with empty compile caches",
+    "warm": "warm: first step with filled compile caches",
+    "took": "took: trying it, profile of a winner included",
+}
 
 
 @dataclass(frozen=True)
@@ -81,11 +92,12 @@ def impact_table(ladder: Ladder) -> Table:
         Column("warm", "s", 3, dispensable=4),
         Column("took", "s", 3, dispensable=5),
     )
-    rows = [_row(rung, ladder.objective) for rung in ladder.rungs]
+    rows = [_row(rung, ladder) for rung in ladder.rungs]
     kept = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
     title = f"performance impact on {ladder.spec.title}"
-    return Table(title, tuple(columns[i] for i in kept), shown, _note(ladder))
+    has = tuple(columns[i] for i in kept)
+    return Table(title, has, shown, _note(ladder, {column.name for column in has}))
 
 
 def total_line(ladder: Ladder) -> str:
@@ -149,6 +161,11 @@ def peer_line(peer: Peer) -> str:
     return f"{speed}: {peer.ours.median:.4g} ms against {peer.theirs.median:.4g} ms a step"
 
 
+def gain_text(change: Change) -> str:
+    """`1.31x (1.25 to 1.37)`; where the interval leaves everything open, that nobody can tell."""
+    return CANNOT_TELL if change.says_nothing else f"{speed_up(change)}x ({interval(change)})"
+
+
 def speed_up(change: Change) -> str:
     """The change in time as a factor of speed."""
     return f"{1 / (1 + change.value):.2f}"
@@ -164,17 +181,17 @@ def _bounded(factor: float) -> str:
     return f"more than {MAX_SHOWN:g}" if factor > MAX_SHOWN else f"{factor:.2f}"
 
 
-def _row(rung: Rung, objective: str) -> tuple[Cell, ...]:
-    shown = rung.gain if rung.green else None
+def _row(rung: Rung, ladder: Ladder) -> tuple[Cell, ...]:
+    shown, objective = rung.gain if rung.green else None, ladder.objective
     after = rung.after.median if shown and rung.after else None
     return (
         rung.label,
         rung.outcome,
         _gate(rung),
-        f"{speed_up(shown)}x ({interval(shown)})" if shown else "-",
+        gain_text(shown) if shown else "-",
         _cell(after),
         _cell(None if rung.memory is None else rung.memory / GIB, 3),
-        _cell(_scaled(rung.ceiling, objective), 3),
+        _cell(_ceiling(rung, ladder), 3),
         _cell(_gained(rung, objective), 3),
         _cell(rung.cold_seconds, 3),
         _cell(rung.warm_seconds, 3),
@@ -189,8 +206,23 @@ def _gate(rung: Rung) -> str:
     return f"green, waits {units.counted(rung.waits, 'time')}" if rung.waits else "green"
 
 
-def _scaled(value: float | None, objective: str) -> float | None:
-    return value / GIB if value is not None and objective == "memory" else value
+def _ceiling(rung: Rung, ladder: Ladder) -> float | None:
+    """Return the most that a rung could gain: GiB, or ms of its turns.
+
+    Where it had none, those of the nearest turns of the recipe below: the profile that told the
+    share may be of a busier minute.
+    """
+    if ladder.objective == "memory":
+        return None if rung.ceiling is None else rung.ceiling / GIB
+    if rung.before is not None or rung.ceiling_share is None:
+        return rung.ceiling
+    place, seen = ladder.rungs.index(rung), []
+    for number, other in enumerate(ladder.rungs):
+        turns = other.before if other.below == rung.below else None
+        turns = other.after if other.recipe == rung.below else turns
+        if turns is not None:
+            seen.append((abs(number - place), turns.median))
+    return rung.ceiling_share * min(seen)[1] if seen else rung.ceiling
 
 
 def _gained(rung: Rung, objective: str) -> float | None:
@@ -198,7 +230,7 @@ def _gained(rung: Rung, objective: str) -> float | None:
     if not rung.green or rung.before is None or rung.after is None or rung.gain is None:
         return None
     if objective == "time":
-        return -rung.gain.value * rung.before.median
+        return None if rung.gain.says_nothing else -rung.gain.value * rung.before.median
     if rung.memory is None or rung.memory_before is None:
         return None
     return (rung.memory_before - rung.memory) / GIB
@@ -208,12 +240,10 @@ def _cell(value: float | None, digits: int = 4) -> Cell:
     return "-" if value is None else float(f"{value:.{digits}g}")
 
 
-def _note(ladder: Ladder) -> str:
+def _note(ladder: Ladder, columns: Container[str]) -> str:
+    """Say how the numbers came about; of columns, those that there are."""
     lines = [
-        "speed-up over the best recipe so far, in turns by two live workers, with its interval at "
-        "95 % or more; ceiling: the most it could gain by the time budget, at the speed of "
-        "these turns; cold: first step with empty compile caches, warm: with filled ones; took: "
-        "trying it, profile of a winner included",
+        "; ".join(words for name, words in EXPLAINED.items() if name in columns),
         f"numerics against {truth_of(ladder)} {'; '.join(ladder.gate_shapes)}",
         ladder.environment.conditions_on(ladder.spec.device),
     ]
@@ -259,7 +289,7 @@ def batches_table(ladder: Ladder) -> Table:
             trial.outcome,
             _cell(trial.tokens_per_second),
             _cell(None if trial.memory is None else trial.memory / GIB, 3),
-            f"{speed_up(trial.change)}x ({interval(trial.change)})" if trial.change else "-",
+            gain_text(trial.change) if trial.change else "-",
             trial.cost or "-",
             trial.reason,
         )

@@ -225,6 +225,8 @@ def verdict_text(turns: Alternation, per: str = "step") -> str:
     """The verdict in a few words: time per step or token, and the interval."""
     change = turns.change
     span = f"{change.low * 100:+.1f} to {change.high * 100:+.1f} %"
+    if change.says_nothing:
+        return "cannot tell: the rounds of the turns have nothing in common"
     if turns.verdict == "cannot tell":
         nothing = outcome_of(turns) == "no gain"
         words = f"surely gains less than {units.percent(MIN_SHARE)}" if nothing else "cannot tell"

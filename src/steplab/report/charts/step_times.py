@@ -147,7 +147,8 @@ def _rung_marks(rung: Rung, x: Scale, in_ms: bool) -> list[Html]:
         marks.append(_rung_line(best, x, "ceiling", words))
     # A line close behind the end of the bar would run through the words: they follow it.
     crossed = after < before < min(after + WORDS_WIDTH * x.high, INSIDE * x.high)
-    words = f"{after:.4g} ms, {1 / (1 + rung.gain.value):.2f}x"
+    told = rung.outcome if rung.gain.says_nothing else f"{1 / (1 + rung.gain.value):.2f}x"
+    words = f"{after:.4g} ms, {told}"
     return [*marks, _rung_text(before if crossed else after, x, words)]
 
 
