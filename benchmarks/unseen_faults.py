@@ -39,6 +39,7 @@ SETS = [
     "ninth",
     "tenth",
     "eleventh",
+    "twelfth",
 ]
 
 
