@@ -349,7 +349,7 @@ class LadderView:
     def _cells(self, rung: Rung) -> tuple[str, ...]:
         """Return the cells of a row; a red gate shows no speed-up."""
         shown = rung.gain if rung.green else None
-        gain = gain_text(shown) if shown else ""
+        gain = gain_text(shown) if shown and not shown.says_nothing else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
         if self.in_ms and shown:
             why = rung.remedy

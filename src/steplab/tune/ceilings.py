@@ -85,7 +85,7 @@ def _size(part: str, run: Run, known: Mapping[str, float]) -> float | None:
     budget = _budget(run)
     if budget is None:
         return None
-    typical = budget.typical
+    typical = _profiled_step(budget)
     if scheme == "lost":
         lost = [c.lost_ms for c in typical.categories if c.name.startswith(name)]
         known_ones = [ms for ms in lost if ms is not None]
@@ -139,13 +139,22 @@ def _idle(wanted: Savings, run: Run, known: Mapping[str, float]) -> float:
     if not waited or budget is None:
         return waited
     left = {term: 1 - wanted.get(f"term:{term}", 0.0) for term in STARVED_TERMS}
-    waits = {term: _term(term, budget.typical, run, budget.on_device) for term in STARVED_TERMS}
+    waits = {
+        term: _term(term, _profiled_step(budget), run, budget.on_device) for term in STARVED_TERMS
+    }
     return min(waited, sum(waits[term] * left[term] for term in STARVED_TERMS))
 
 
 def _budget(run: Run) -> Budget | None:
     budget = run.profile.budget if run.profile else None
     return budget if budget is not None and budget.steps else None
+
+
+def _profiled_step(budget: Budget) -> StepBudget:
+    """Return the typical step, or the quickest on a CPU, which others may use too."""
+    if budget.on_device:
+        return budget.typical
+    return min(budget.worked, key=lambda step: step.wall_ms)
 
 
 def _scale(typical: StepBudget, run: Run) -> float:
