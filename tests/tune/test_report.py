@@ -214,6 +214,8 @@ def test_an_interval_that_leaves_everything_open_shows_no_gain():
     open_ = replace(kept, outcome="cannot tell", gain=Change(2.5, -1 + 1e-6, 4e6, 0.99, None))
     shown = cells(replace(ladder(), rungs=(open_, *others)), "precision=bf16")
     assert shown["speed-up"] == "cannot tell" and "gained" not in shown, "nobody gained anything"
+    total = total_line(replace(ladder(), total=open_.gain))
+    assert "nobody can tell" in total and "x (" not in total
     wide = replace(open_, gain=Change(0.67, -0.24, 2.68, 0.99, None))
     shown = cells(replace(ladder(), rungs=(wide, *others)), "precision=bf16")
     assert shown["speed-up"] == "0.60x (0.27 to 1.32)" and shown["gained"] == -6.7

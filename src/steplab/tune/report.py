@@ -110,6 +110,9 @@ def total_line(ladder: Ladder) -> str:
             return f"no recipe surely beats the baseline; nobody can tell of {labels}"
         return "no recipe beats the baseline; it stays as it is"
     change = ladder.total
+    if change.says_nothing:
+        why = "the rounds of their turns have nothing in common"
+        return f"{ladder.winner.label}: nobody can tell whether it beats the baseline; {why}"
     ms = f"{ladder.before.median:.4g} ms to {ladder.after.median:.4g} ms a step"
     gain = f"{speed_up(change)}x ({interval(change)}), {ms}"
     if ladder.objective == "time" and change.high >= 0:
