@@ -224,6 +224,18 @@ def test_a_function_that_a_break_leaves_uncompiled_beside_others_that_run_as_gra
     assert rules(case)[0] == "graph_breaks" and "unfused_chain" not in rules(case)
 
 
+def test_torch_compile_in_the_step():
+    """Its share of the recorded step, which stacks make slower."""
+    done = [RecordedOp("aten::mm", 1_000, line="net.py(7): forward")]
+    inside = python("torch/nn/modules/module.py(3040): compile", 110_000, 180_000)
+    again = python("torch/__init__.py(2577): compile", 100_000, 200_000)
+    found = compiled_not_faster.RULE(cpu_case(done, extra=[again, inside]))
+    assert "called 1 times a step" in found.claim and found.gain_ms == pytest.approx(0.2, rel=0.1)
+    assert "net.py:7 (forward)" in found.evidence[0]
+    short = python("torch/__init__.py(2577): compile", 100_000, 20_000)
+    assert compiled_not_faster.RULE(cpu_case(done, extra=[short])) is None
+
+
 @CASES
 @pytest.mark.parametrize("around", ["CompiledFunction", REGION])
 def test_a_backend_that_fuses_nothing(made, around):

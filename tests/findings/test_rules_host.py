@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Compilation, Profile, Ran, Recipe, Samples
+from steplab.core import Compilation, OptimizerShape, Profile, Ran, Recipe, Samples
 from steplab.core.run import LoaderUse
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
@@ -16,6 +16,7 @@ from steplab.findings.rules import (
     launch_bound,
     many_graph_sizes,
     small_operators,
+    split_optimizer,
     synchronization,
     unfused_optimizer,
 )
@@ -238,6 +239,39 @@ def test_a_cpu_that_stands_still_and_one_that_only_calls():
         for i in range(48)
     ]
     assert small_operators.RULE(cpu_case(layers)) is None
+
+
+def test_a_loop_over_many_modules_of_one_list():
+    """A deep model has fewer layers than this."""
+
+    def critics(count: int) -> Case:
+        return cpu_case([
+            RecordedOp("aten::linear", 4, late_us=6, line="net.py(3): q", module=f"critics.{i}.0")
+            for i in range(count)
+        ])  # fmt: skip
+
+    found = small_operators.RULE(critics(100))
+    assert "the loop at net.py:3 (q)" in found.claim and "aten::linear 100" in found.evidence[1]
+    assert "loop" not in small_operators.RULE(critics(50)).claim
+
+
+def test_an_optimizer_for_every_module():
+    """On a CPU its Python counts, and is no small operator of the model."""
+    own = {"phase": "optimizer", "args": {"shapes": [[[64], [64]]], "dtypes": ["TensorList"]}}
+    updates = [RecordedOp("aten::_fused_adamw_", 10, late_us=40, **own) for _ in range(40)]
+    done = [mm(64, 64, 64, 1_000, FP32), *updates]
+    ranges = [
+        range_("Optimizer.step#AdamW.step", 1_000_000 + 50_000 * i, 50_000) for i in range(40)
+    ]
+    shapes = tuple(OptimizerShape("AdamW", 1, 2) for _ in range(40))
+    lines = {"AdamW": ("train.py:9 (main)",)}
+    run = make_run(ms=3.0)
+    profile = Profile((0, 1, 1, 1), (), optimizers=shapes, setup_lines=lines)
+    case = cpu_case(done, replace(run, clock=None, profile=profile), extra=ranges)
+    found = split_optimizer.RULE(case)
+    assert found.stake_ms == pytest.approx(40 * 0.04, rel=0.05)
+    assert "40 optimizers, made at train.py:9 (main)" in found.evidence
+    assert "small_operators" not in rules(case)
 
 
 def test_long_operators_and_views_of_a_loop_are_no_calls():

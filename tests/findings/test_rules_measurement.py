@@ -65,6 +65,12 @@ def test_steady_noisy_or_few_samples_are_no_warm_up(samples):
     assert warmup_counted.RULE(Case(timed(*samples))) is None
 
 
+def test_a_single_slow_sample_is_a_note_unless_it_is_very_slow():
+    assert warmup_counted.RULE(Case(timed(35.0, *[10.0] * 9))).ordinary
+    assert not warmup_counted.RULE(Case(timed(80.0, *[10.0] * 9))).ordinary
+    assert not warmup_counted.RULE(Case(timed(35.0, 30.0, *[10.0] * 9))).ordinary
+
+
 def test_a_busy_machine_and_compilations_are_no_warm_up():
     slow = timed(40.0, 30.0, *[10.0] * 6)
     busy = replace(slow, clock=replace(slow.clock, contended=0.5))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Allocation, Dataflow, Memory, Profile, Work
+from steplab.core import Allocation, Dataflow, Finding, Memory, Profile, Work
 from steplab.core.run import (
     FORCE_EAGER,
     MEMORY_BUDGET,
@@ -437,6 +437,53 @@ def test_a_convolution_of_samples_with_zeros_between_them():
     assert "rows in products" in product.claim and "transposed" not in product.remedy
 
 
+def test_states_that_a_recurrent_layer_stacks_by_itself():
+    """Of which the last is read: the early ones, and their gradients, are needed for it."""
+    node = "autograd::engine::evaluate_function: MmBackward0"
+
+    def recurrent(stacks: str) -> Case:
+        events = [
+            range_("ProfilerStep#1", 0, 1_000_000),
+            op("aten::gru", 0, 400_000),
+            op("aten::mm", 1_000, 300_000, sequence=1),
+            op(stacks, 310_000, 80_000),
+            op("aten::cat", 311_000, 70_000),
+            op(node, 400_000, 600_000, sequence=1, forward_thread=1),
+            op("aten::mm", 401_000, 590_000),
+        ]
+        flow = Dataflow(("aten::mm", "aten::cat"), (0, 1, 0), ".Z.")
+        profile = Profile((0, 1, 1, 1), (), dataflow=flow)
+        run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+        return Case(run, analyze(trace_of(events)))
+
+    assert partly_used.RULE(recurrent("aten::stack")).stake_ms < 0.1
+    # Of two directions that are put side by side, the gradients of one are for nothing.
+    assert partly_used.RULE(recurrent("aten::concat")).stake_ms > 0.6
+
+
+def test_memory_of_passes_that_are_needless_is_told_with_them():
+    """Five passes of one model that compute the same: the time is the finding."""
+    memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events = [range_("ProfilerStep#1", 0, 1_000_000)]
+    for number in range(5):
+        start = 100_000 * number
+        events += [python("nn.Module: Net_0", start, 90_000)]
+        events += [op("aten::mm", start + 1_000, 80_000, sequence=number + 1)]
+    for number in range(5):
+        start = 600_000 + 50_000 * number
+        events += [op(node, start, 40_000, sequence=number + 1, forward_thread=1)]
+
+    def memory_of(letters: str) -> tuple[Finding, ...]:
+        flow = Dataflow(("aten::mm",), (0,) * 5, letters)
+        profile = Profile((0, 1, 1, 1), (), dataflow=flow)
+        run = replace(remembered(device="cpu").run, clock=None, memory=memory, profile=profile)
+        return graph_memory.RULE(Case(run, analyze(trace_of(events))))
+
+    assert "5 forward passes" in memory_of(".....")[0].claim
+    assert memory_of(".rrrr") == ()
+
+
 def test_running_means_as_products_with_a_triangle():
     done = [mm(512, 512, 64, 600, line="net.py(5): average"), mm(64, 64, 64, 400)]
     (found,) = zero_products.RULE(watched(done, "t."))
@@ -865,21 +912,24 @@ def test_a_forward_that_is_recorded_though_nothing_goes_back_through_it():
     memory = Memory(2 * GIB, 10 * GIB, None, None, "cuda allocator")
     run = replace(remembered(device="cpu").run, memory=memory)
 
-    def taught(sequence: int) -> Case:
+    def taught(*sequences: int) -> Case:
         """A teacher, whose operators have these numbers, and a student of half its size."""
         events = [
             range_("ProfilerStep#1", 0, 1_000_000),
             python("nn.Module: Teacher_0", 0, 90_000),
-            op("aten::mm", 1_000, 80_000, sequence=sequence, **tensors([128, 64], [64, 64])),
+            op("aten::mm", 1_000, 40_000, sequence=sequences[0], **tensors([128, 64], [64, 64])),
+            op("aten::mm", 41_000, 40_000, sequence=sequences[1], **tensors([128, 64], [64, 64])),
             python("nn.Module: Student_0", 100_000, 90_000),
-            op("aten::mm", 101_000, 80_000, sequence=5, **tensors([64, 64], [64, 64])),
+            op("aten::mm", 101_000, 80_000, sequence=5, **tensors([128, 64], [64, 64])),
             op(node, 300_000, 9_000, sequence=5, forward_thread=1),
         ]
         return Case(run, analyze(trace_of(events)))
 
-    (found,) = graph_memory.RULE(taught(sequence=2))
+    (found,) = graph_memory.RULE(taught(2, 3))
     assert found.stake_bytes == pytest.approx(8 * GIB * 2 / 3) and "no_grad" in found.remedy
-    assert graph_memory.RULE(taught(sequence=-1)) == ()
+    assert graph_memory.RULE(taught(-1, -1)) == ()
+    # Frozen layers on data: not recorded, each is shown with the number that the student takes.
+    assert graph_memory.RULE(taught(5, 5)) == ()
 
 
 def gone_back_twice(given_between: bool) -> Case:

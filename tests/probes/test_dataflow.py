@@ -167,10 +167,22 @@ def test_a_concatenation_that_somebody_holds_is_read():
 def test_a_layer_of_which_a_where_takes_nothing(below, untaken):
     """`torch.rand` is in [0, 1). The gradients of the other input are needed."""
     guess = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).requires_grad_(False)
-    found = verdicts(Loop(lambda x: torch.where(torch.rand(4, 8) < below, guess(x.detach()), x)))
+
+    def between(x, chance=(8, 4, 8)):
+        return torch.where(torch.rand(chance) < below, guess(x.detach()), x).mean(0)
+
+    found = verdicts(Loop(between))
     assert found["aten::addmm"] == Counter(
         {NEEDED: 4 - untaken, NOT_TAKEN: untaken} if untaken else {NEEDED: 4}
     )
+    few = verdicts(Loop(lambda x: between(x, (8, 1, 1))))
+    assert few["aten::addmm"] == {NEEDED: 4}  # 8 samples may all be of one kind by chance
+
+
+def test_a_transposition_in_place_is_a_view():
+    """What it drops is told by who made it."""
+    found = verdicts(Loop(lambda x: x + (2 * x).t_()[-1].sum()))
+    assert "aten::t_" not in found and found["aten::mul"][PARTLY_USED[3]] == 1  # 7 of 8 columns
 
 
 def test_gradients_that_a_pass_for_each_weight_computes_again():

@@ -34,6 +34,7 @@ from steplab.trace.windows import borders
 # An eager operator takes the host 10 to 60 us with its Python; on a slow one, twice that.
 SLOWEST_LAUNCH_MS = 0.1
 # While it is on, the host stalls and reads everywhere: those findings would be this one again.
+OPTIMIZER_STEP = "Optimizer.step#"  # how torch names the range of an optimizer's step
 ANOMALY = "anomaly mode"
 
 
@@ -226,6 +227,17 @@ class Case:
         lines = self.rows.calling(line.rpartition(" at ")[2]) if self.rows is not None else []
         lines = [one for one in lines if one not in told]
         return f", called at {', from '.join(lines)}" if lines else ""
+
+    @property
+    def optimizer_python_ms(self) -> float:
+        """Milliseconds per step that optimizers take on a CPU beside their operators."""
+        if self.rows is None or self.on_device:
+            return 0.0
+        rows, trace = self.rows, self.rows.analysis.trace
+        steps = trace.named(trace.ranges, lambda name: name.startswith(OPTIMIZER_STEP))
+        called = float(trace.ranges.duration[steps].sum()) / 1e6 / rows.steps * rows.scale
+        phase = rows.labeled("phase", lambda label: label == "optimizer")
+        return max(0.0, called - rows.ms(phase)) if steps.any() else 0.0
 
     @property
     def launch_wait_ms(self) -> float:

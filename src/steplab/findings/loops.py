@@ -13,9 +13,11 @@ from steplab.findings.matmuls import matmuls
 from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.events import Codes, Ints
 
 # Layers of a model are modules of their own; gradient accumulation rarely exceeds this.
 MIN_TURNS = 24
+MIN_SIBLINGS = 64  # modules of one list that one line calls: a deep model has fewer layers
 NARROW = 128  # columns of a product that a tile of the device could have twice over
 MIN_PRODUCTS = 8  # in a row
 _IN_LIST = re.compile(r"((?:.*\.)?\d+\..*)\.\d+(?:\..*)?")  # a list inside a list
@@ -32,7 +34,21 @@ class PythonLoop:
 
 
 def python_loops(rows: Rows) -> list[PythonLoop]:
-    """Return the line that a loop calls most from, one of each function, most calls first."""
+    """Return the line that a loop calls most from, one of each function, most calls first.
+
+    Of one module, or of many in one list.
+    """
+    labels = rows.work.labels
+    folded = dict[str, int]()
+    lists = [folded.setdefault(fold_layer_numbers(label), len(folded)) for label in labels]
+    siblings = np.array(lists, np.int64)[rows.work.module]
+    found = _loops(rows, rows.work.module, MIN_TURNS)
+    known = {loop.line for loop in found}
+    return found + [one for one in _loops(rows, siblings, MIN_SIBLINGS) if one.line not in known]
+
+
+def _loops(rows: Rows, modules: Codes | Ints, least: int) -> list[PythonLoop]:
+    """Return lines that call one operator of one of these modules at least so many times."""
     work = rows.work
     forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "clip"))
     # All kernels of a replayed graph have one launch: they are no turns.
@@ -41,7 +57,7 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
     if not len(chosen):
         return []
     # By name: a loop over weights calls one operator with many shapes.
-    key = np.stack([work.function, work.line, work.module, work.op], axis=0)
+    key = np.stack([work.function, work.line, modules, work.op], axis=0)
     key = key[:, chosen].astype(np.int64)
     distinct, counts = np.unique(key, axis=1, return_counts=True)
     found: dict[int, PythonLoop] = {}
@@ -49,22 +65,23 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
         turns = int(counts[column]) // rows.steps
         function, line, module, op = distinct[:, column].tolist()
         name = work.labels[op]
-        if turns < MIN_TURNS or len(found) >= 3:
+        if turns < least or len(found) >= 3:
             break
         if function not in found and UNATTRIBUTED not in (name, work.labels[line]):
-            asked = _asked_most(rows, forward & (work.line == line) & (work.module == module))
+            here = forward & (work.line == line) & (modules == module)
+            asked = _asked_most(rows, here, least)
             if asked is not None:
                 whole = _turning(rows, rows.inside & (work.function == function))
                 found[function] = PythonLoop(work.labels[line], *asked, whole)
     return list(found.values())
 
 
-def _asked_most(rows: Rows, mask: Mask) -> tuple[str, int] | None:
-    """Return what the code calls at least MIN_TURNS times and takes most time in, and how often.
+def _asked_most(rows: Rows, mask: Mask, least: int) -> tuple[str, int] | None:
+    """Return what the code calls at least so many times and takes most time in, and how often.
 
     None where torch has the loop, as in `nn.GRU`. Innermost operators do not tell: they are views.
     """
-    often = {name: n for name, n in rows.asked_calls(mask).items() if n >= MIN_TURNS}
+    often = {name: n for name, n in rows.asked_calls(mask).items() if n >= least}
     spent = {name: rows.ms(mask & rows.asked_for(name.__eq__)) for name in often}
     name = max(spent, key=spent.__getitem__, default="")
     return (name, often[name]) if name else None

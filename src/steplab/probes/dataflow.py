@@ -98,6 +98,10 @@ HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 TRANSPOSED = ("aten::mm", "aten::bmm")
 DISTANCES = ("aten::_euclidean_dist", "aten::_cdist_forward")
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
+VIEWS_IN_PLACE = frozenset(
+    f"aten::{name}"
+    for name in "transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ detach_".split()
+)
 CONVOLVED = "aten::convolution_backward"  # the only one whose weight's gradient is large work
 MOST_OPS = 200_000
 LOOKED_AT = 4  # operators, of which one is asked for the modes around it
@@ -292,12 +296,12 @@ class _Watcher(TorchDispatchMode):
             if i not in for_update
             else TIMES_ZERO
             if i not in in_earnest
-            else NOT_TAKEN
-            if i not in taken
             else CONSTANT
             if i in constant
             else UNCHANGED
             if i in unchanged and (op.name != CAST or op.needs)  # autocast's own, of weights
+            else NOT_TAKEN
+            if i not in taken
             else (CAST_AGAIN if op.name == CAST and not op.needs else _again(op, ops[again[i]]))
             if i in again
             else op.zeros
@@ -411,7 +415,7 @@ class _Watcher(TorchDispatchMode):
         read = {storage_number(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if storage_number(tensor) not in read]
         to_host = name in HOST_READS or goes_to_host(inputs, made)
-        if not made and not written and not to_host:
+        if (not made and not written and not to_host) or name in VIEWS_IN_PLACE:
             return  # a view
         sources = [self._value(tensor) for tensor in inputs]
         call, forward = self._compiled_place()

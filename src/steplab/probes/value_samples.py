@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 SAMPLED = 4096  # elements
 SAMPLED_ROWS = 256
 EMPTY_ROWS = 0.6  # of the rows; a capacity of twice the fair share leaves half of them empty
+LEAST_CHOICES = 64  # of a torch.where: a few samples may all be of one kind by chance
 LEAST_SCORES = 256  # queries and keys of an attention whose mask is worth a look
 MASKED_SCORE = -1e4  # and below; fp16 ends at -6.5e4, bf16 and fp32 are masked with -1e9 or -inf
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
@@ -50,6 +51,8 @@ def untaken_input(func: OpOverload, args: Any) -> Tensor | None:
     if func._schema.name != "aten::where" or len(args) != 3:
         return None
     condition, chosen, other = args
+    if condition.numel() < LEAST_CHOICES:
+        return None
     with torch.no_grad():
         untaken = other if bool(condition.all()) else chosen if not bool(condition.any()) else None
     return untaken if isinstance(untaken, Tensor) else None

@@ -4,7 +4,7 @@ What it sees: a Run with `compile` and one of the same step without it, in the s
 such a pair: a result of torch.compile that is thrown away or passed by, as where a method is called
 and not the compiled model; functions that a break leaves uncompiled; graphs that another backend
 than Inductor runs op by op; operators of one's own inside a graph, which the compiler cannot look
-into.
+into; and torch.compile itself, called in the step.
 Why it costs: compiling takes seconds to minutes at every start and gains nothing here.
 Remedy: leave `compile` out, or find what keeps it from fusing (graph breaks, or products that take
 most of the step anyway).
@@ -14,17 +14,23 @@ both in turns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+import numpy as np
 
 from steplab.core import Finding, Recipe, Run, Settings, units
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
+from steplab.findings.module_calls import callers
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.compiled import COMPILED, FUSED, FUSIBLE, INDUCTOR
+from steplab.trace.spans import nest
 
 # Two medians measured at different times must differ by more than this to mean anything.
 MIN_GAIN = 0.03
+_COMPILE = re.compile(r"torch/(__init__|nn/modules/module)\.py\(\d+\): compile$")
 SHARE = 0.10
 PASSES = ("forward", "backward")
 KNOWN = (
@@ -45,7 +51,36 @@ KNOWN = (
 
 def check(case: Case) -> Finding | None:
     """Compare with a Run without `compile`; else look for work that compiling left as it was."""
-    return _no_faster(case) or _left_eager(case)
+    return _no_faster(case) or _left_eager(case) or _wrapped_again(case)
+
+
+def _wrapped_again(case: Case) -> Finding | None:
+    """Judge a torch.compile that every step calls: wrapping takes 0.4 ms even of what is known."""
+    rows = case.rows
+    if rows is None:
+        return None
+    python = rows.source.python
+    called = rows.source.named(python, lambda name: _COMPILE.search(name) is not None)
+    outer = np.flatnonzero(called & (nest(python, called).parents() < 0))
+    if not len(outer):
+        return None
+    # As a share of what was recorded: stacks make Python several times as slow.
+    recorded = int(rows.source.ops.end.max(initial=0) - rows.source.ops.start.min(initial=2**62))
+    spent = float(python.duration[outer].sum()) / max(recorded, 1) * case.step_ms
+    if not spent > MIN_GAIN * case.step_ms:
+        return None
+    steps = 1 if rows.analysis.detail is not None else rows.steps
+    lines = callers(rows.source, python, outer)
+    return Finding(
+        rule="compiled_not_faster",
+        claim=f"torch.compile is called {len(outer) / steps:.0f} times a step: "
+        f"{units.milliseconds(spent)}",
+        evidence=tuple(f"called at {line}" for line in lines),
+        remedy="compile once, where the model is made, and call what torch.compile returned",
+        stake_ms=spent,
+        why="each call wraps the function anew, also where its graph is known",
+        gain_ms=spent,
+    )
 
 
 def _left_eager(case: Case) -> Finding | None:

@@ -18,10 +18,12 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
+from steplab.core.run import MADE_BEFORE, READ_ONLY, UNUSED
 from steplab.findings.case import Case
 from steplab.findings.module_calls import callers, outermost_calls, turning_lines
+from steplab.findings.rows import Mask
 from steplab.trace.attribution import forward_ops
-from steplab.trace.events import Spans, Trace
+from steplab.trace.events import Ints, Spans, Trace
 from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
 
@@ -58,6 +60,9 @@ def _micro_batches(case: Case, trace: Trace) -> tuple[Finding, ...]:
     calls = int(np.unique(before, return_counts=True)[1].max(initial=0))
     if calls < MIN_CALLS or len(before) < learns.sum():
         return ()
+    assert case.rows is not None
+    if _is_needless(case, case.rows.labeled("phase", lambda label: label == "forward")):
+        return ()
     return _finding(
         case,
         f"the activations of {calls} forward passes live at once",
@@ -84,7 +89,14 @@ def _recorded_forward(case: Case, trace: Trace) -> tuple[Finding, ...]:
     recorded = np.flatnonzero((ops.sequence >= 0) & (ops.forward_thread <= 0) & ~_nodes(trace))
     around = nest(spans).innermost(ops.thread[recorded], ops.start[recorded])
     idle = (around >= 0) & unused[around]
+    idle &= _takes_numbers(around, ops.sequence[recorded])
     if not idle.any():
+        return ()
+    assert case.rows is not None
+    rows, called = case.rows, np.zeros(len(case.rows.work), np.bool_)
+    known = (rows.work.op_row >= 0) & rows.inside
+    called[known] = np.isin(rows.work.op_row[known], recorded[idle])
+    if _is_needless(case, called):
         return ()
     sizes = np.array([_elements(trace, row) for row in recorded.tolist()])
     return _finding(
@@ -95,6 +107,23 @@ def _recorded_forward(case: Case, trace: Trace) -> tuple[Finding, ...]:
         "until its result is gone, all that its gradients would need is held",
         [f"called at {line}" for line in callers(trace, spans, np.unique(around[idle]))],
     )
+
+
+def _is_needless(case: Case, mask: Mask) -> bool:
+    """Whether most of this work is for nothing, or done again: its memory goes with it."""
+    assert case.rows is not None
+    needless = case.verdict(UNUSED + READ_ONLY + MADE_BEFORE)
+    return case.rows.ms(mask & needless) > case.rows.ms(mask) / 2
+
+
+def _takes_numbers(around: Ints, numbers: Ints) -> Mask:
+    """Whether operators are in a call that takes several of autograd's numbers.
+
+    What is not recorded, as frozen layers on data, is shown with the number that comes next.
+    """
+    calls, which = np.unique(around, return_inverse=True)
+    distinct = [len(np.unique(numbers[around == call])) for call in calls]
+    return (np.array(distinct, np.int64) > 1)[which]
 
 
 def _elements(trace: Trace, row: int) -> int:

@@ -10,10 +10,11 @@ When it is wrong: all groups have different settings; then make the settings ten
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
-from steplab.core import Finding, units
+from steplab.core import Finding, OptimizerShape, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.rows import Mask, Rows
@@ -43,14 +44,22 @@ def check(case: Case) -> Finding | None:
         claim=f"{updates:.0f} updates of a few tensors each cost {units.milliseconds(lost)} a step",
         evidence=(
             *(f"{one.name}: {one.groups} groups of {one.tensors} tensors" for one in shapes[:2]),
+            *(f"{len(shapes)} optimizers, made at {line}" for line in _made(case, shapes)),
             *(f"groups are made at {line}" for line in case.setup_lines("params")),
         ),
-        remedy="put all weights with the same learning rate and decay into one parameter group",
+        remedy="put all weights with the same learning rate and decay into one parameter group of "
+        "one optimizer",
         stake_ms=lost,
         why="every group is prepared in Python and launched by itself",
         gain_ms=lost * (1 - 1 / updates),
         work=phase,
     )
+
+
+def _made(case: Case, shapes: Sequence[OptimizerShape]) -> list[str]:
+    """Return where several optimizers are made."""
+    names = dict.fromkeys(shape.name for shape in shapes) if len(shapes) > 1 else ()
+    return [line for name in names for line in case.setup_lines(name)]
 
 
 def _updates(rows: Rows) -> float:
@@ -69,7 +78,7 @@ def _phase_ms(case: Case, phase: Mask) -> float:
     clock = case.run.clock if case.run is not None else None
     if clock is not None and "optimizer" in clock.phases:
         return clock.phases["optimizer"].median
-    return case.cost_ms(phase)
+    return case.cost_ms(phase) + case.optimizer_python_ms
 
 
 RULE = check

@@ -18,6 +18,7 @@ from steplab.core import Finding, units
 from steplab.findings.case import Case
 
 SLOW = 2.0  # times the median of the steady samples
+ALONE = 5.0  # times: a single sample below may well be chance, and is a note
 MIN_SAMPLES = 4
 
 
@@ -40,6 +41,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=excess,
         why=f"they add {units.milliseconds(excess)} to the mean step that training will not see",
         gain_ms=excess,
+        ordinary=count == 1 and samples[0] < ALONE * steady,
     )
 
 
