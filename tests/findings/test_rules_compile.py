@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Compilation, Dataflow, Profile, Ran, Recipe, Recompile, Samples
-from steplab.core.run import GraphWaste
+from steplab.core.dataflow import GraphWaste
 from steplab.findings import Case
 from steplab.findings.rules import (
     compiled_not_faster,

@@ -5,10 +5,7 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Allocation, Dataflow, Finding, Memory, Profile, Work
-from steplab.core.run import (
-    FORCE_EAGER,
-    MEMORY_BUDGET,
-    TRACEMALLOC,
+from steplab.core.dataflow import (
     EqualWeights,
     FrozenCasts,
     IdleBuffers,
@@ -16,6 +13,7 @@ from steplab.core.run import (
     IdleGradients,
     IdleState,
 )
+from steplab.core.run import FORCE_EAGER, MEMORY_BUDGET, TRACEMALLOC
 from steplab.findings import Case
 from steplab.findings.rules import (
     attention_unfused,

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Dataflow
-from steplab.core.run import (
+from steplab.core.dataflow import (
     BACKWARD_AGAIN,
     CAST_AGAIN,
     CONSTANT,

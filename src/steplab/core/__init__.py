@@ -5,13 +5,13 @@ functions, constants and errors from their module (`from steplab.core.errors imp
 """
 
 from steplab.core.budget import Budget, Category, StepBudget
+from steplab.core.dataflow import Dataflow
 from steplab.core.run import (
     Accelerator,
     Allocation,
     Clock,
     Compilation,
     Counters,
-    Dataflow,
     Environment,
     Figures,
     Finding,

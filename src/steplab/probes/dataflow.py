@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steplab.core import Dataflow
-from steplab.core.run import (
+from steplab.core.dataflow import (
     BACKWARD_AGAIN,
     CAST_AGAIN,
     CAST_BACK,

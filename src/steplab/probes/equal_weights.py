@@ -8,7 +8,7 @@ from collections.abc import Set
 import torch
 from torch import Tensor, nn
 
-from steplab.core.run import EqualWeights
+from steplab.core.dataflow import EqualWeights
 from steplab.modules.shards import stored
 from steplab.probes.holders import places_of
 from steplab.probes.known_tensors import live_modules

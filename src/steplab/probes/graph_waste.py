@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from steplab.core.run import (
+from steplab.core.dataflow import (
     MASKED,
     PARTLY_USED,
     READ_ONLY,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from steplab.core.run import IdleBuffers, IdleCopies
+from steplab.core.dataflow import IdleBuffers, IdleCopies
 from steplab.modules.shards import stored
 from steplab.probes.holders import holding_places, python_tensors
 from steplab.probes.known_tensors import held_by_objects, live_modules

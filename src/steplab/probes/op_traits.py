@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from steplab.core.run import MASKED
+from steplab.core.dataflow import MASKED
 from steplab.probes.op_tensors import is_plain, storage_number, tensors_of
 from steplab.probes.value_samples import masked_share
 from steplab.probes.zeros import LARGE_TENSOR

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from steplab.core.run import FrozenCasts, IdleGradients, IdleState
+from steplab.core.dataflow import FrozenCasts, IdleGradients, IdleState
 from steplab.modules.shards import stored
 from steplab.probes.holders import places_of
 from steplab.probes.known_tensors import live_modules, live_optimizers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from steplab.core.run import RUNNING, ZEROS
+from steplab.core.dataflow import RUNNING, ZEROS
 from steplab.probes.op_tensors import is_plain, storage_number, tensors_of
 from steplab.probes.value_graph import FILLS, WatchedOp
 from steplab.probes.value_samples import EMPTY_ROWS, zero_shares

@@ -13,7 +13,7 @@ fault is a cast that the code asks for, of values that had that dtype before.
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import CAST_BACK
+from steplab.core.dataflow import CAST_BACK
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim

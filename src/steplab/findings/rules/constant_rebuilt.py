@@ -14,7 +14,7 @@ gives one batch again and again, of which others would follow: then it tells fro
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import CONSTANT, UNCHANGED
+from steplab.core.dataflow import CONSTANT, UNCHANGED
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim

@@ -12,7 +12,7 @@ When it is wrong: no operator in place computes the same.
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import COPIED_OVER
+from steplab.core.dataflow import COPIED_OVER
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 

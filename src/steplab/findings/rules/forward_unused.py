@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import READ_ONLY, UNUSED
+from steplab.core.dataflow import READ_ONLY, UNUSED
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.module_calls import callers, outermost_calls

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import MADE_BEFORE, READ_ONLY, UNUSED
+from steplab.core.dataflow import MADE_BEFORE, READ_ONLY, UNUSED
 from steplab.findings.case import Case
 from steplab.findings.module_calls import callers, outermost_calls, turning_lines
 from steplab.findings.rows import Mask

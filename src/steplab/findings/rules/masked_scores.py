@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import MASKED
+from steplab.core.dataflow import MASKED
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.matmuls import matmuls

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import PARTLY_USED
+from steplab.core.dataflow import PARTLY_USED
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 

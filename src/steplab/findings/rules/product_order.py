@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import POOLED
+from steplab.core.dataflow import POOLED
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim

@@ -20,14 +20,8 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import (
-    BACKWARD_AGAIN,
-    CAST_AGAIN,
-    COPIED_ROWS,
-    MADE_BEFORE,
-    MEMORY_BUDGET,
-    ROWS_COPIED,
-)
+from steplab.core.dataflow import BACKWARD_AGAIN, CAST_AGAIN, COPIED_ROWS, MADE_BEFORE, ROWS_COPIED
+from steplab.core.run import MEMORY_BUDGET
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim

@@ -21,7 +21,7 @@ import re
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import (
+from steplab.core.dataflow import (
     IDLE_GRADIENT,
     IDLE_WEIGHT,
     NOT_TAKEN,

@@ -14,7 +14,7 @@ graphs, by FLOPs and bytes.
 from __future__ import annotations
 
 from steplab.core import Finding, units
-from steplab.core.run import (
+from steplab.core.dataflow import (
     MASKED,
     PARTLY_USED,
     READ_ONLY,

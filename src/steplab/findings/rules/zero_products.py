@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from steplab.core import Finding, units
-from steplab.core.run import ROWS_OF_ZEROS, RUNNING, ZEROS
+from steplab.core.dataflow import ROWS_OF_ZEROS, RUNNING, ZEROS
 from steplab.costs.op_call import OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
