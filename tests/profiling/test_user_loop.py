@@ -194,7 +194,9 @@ def test_the_line_that_calls_the_waste_is_named(store):
         (loop.model(next(batches)).square().mean() * scale).backward()
         loop.optimizer.step()
 
-    found = {one.rule: one for one in steplab.explain(steplab.profile(step, steps=2, store=store))}
+    run = steplab.profile(step, steps=2, store=store)
+    found = {one.rule: one for one in steplab.explain(run)}
+    assert "constant_rebuilt" in found, (found, run.notes, run.profile.dataflow)
     calling, inside = step.__code__.co_firstlineno + 1, encode.__code__.co_firstlineno + 1
     said = found["constant_rebuilt"].evidence
     assert any(f"called at test_user_loop.py:{calling} (step)" in _short(one) for one in said)

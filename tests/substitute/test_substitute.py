@@ -181,7 +181,7 @@ def test_tune_offers_substitutions_for_compiled_models_of_ones_own():
 def test_tune_offers_what_needs_no_compiler_where_a_graph_broke():
     def offered(recipe, failed):
         run = run_of(recipe=parse_recipe(recipe).techniques, source="0123456789ab")
-        context = StepContext(run, failed=frozenset(failed))
+        context = StepContext(run, failed=dict.fromkeys(failed, "Unsupported: a line"))
         return {p.key for p in proposals(context, {}) if p.technique == "substitute"}
 
     assert offered("plain", ["compile=blocks"]) == {"substitute=experts", "substitute=loss"}

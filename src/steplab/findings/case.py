@@ -69,11 +69,12 @@ class Case:
         """The work of the trace; None without a trace.
 
         On a CPU the profiler slows every operator, so times are scaled to the timed step; kernels
-        of a GPU are not slowed.
+        of a GPU are not slowed. By the fastest profiled step: of few, one that waits for a core
+        would make everything seem small.
         """
         if self.analysis is None or not self.analysis.budget.steps:
             return None
-        profiled = self.analysis.budget.typical.wall_ms
+        profiled = min((step.wall_ms for step in self.analysis.budget.worked), default=0.0)
         scale = 1.0 if self.on_device or not profiled else min(1.0, self.step_ms / profiled)
         return Rows(self.analysis, scale, self.contended and not self.on_device)
 
