@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -223,6 +224,12 @@ def test_an_optimizer_of_an_earlier_stage_holds_its_state(monkeypatch):
     assert found.idle_state is not None and found.idle_state.optimizers == ("Adam",)
     assert found.idle_state.bytes == 2 * 4 * (64 * 64 + 64)
     alive.remove(warmup)
+    assert watched(loop)[0].idle_state is None
+    with FakeTensorMode():  # as what traces a model leaves behind
+        traced = torch.optim.AdamW([nn.Parameter(torch.ones(4))])
+        traced.param_groups[0]["params"][0].grad = torch.ones(4)
+        traced.step()
+    alive.append(traced)
     assert watched(loop)[0].idle_state is None
 
 

@@ -1,5 +1,6 @@
 """steplab.profile: one call around a step of one's own."""
 
+import contextlib
 import csv
 import functools
 import importlib
@@ -15,6 +16,7 @@ from torch.utils.data import dataloader
 import steplab
 from steplab.core import units
 from steplab.core.errors import UserError
+from steplab.parallel.world import join_alone
 from steplab.probes import source_lines
 from steplab.profiling.user_loop import readable_name
 from steplab.store import Store
@@ -196,11 +198,22 @@ def test_the_line_that_calls_the_waste_is_named(store):
 
     run = steplab.profile(step, steps=2, store=store)
     found = {one.rule: one for one in steplab.explain(run)}
-    assert "constant_rebuilt" in found, (found, run.notes, run.profile.dataflow)
+    assert "constant_rebuilt" in found, run.notes
     calling, inside = step.__code__.co_firstlineno + 1, encode.__code__.co_firstlineno + 1
     said = found["constant_rebuilt"].evidence
     assert any(f"called at test_user_loop.py:{calling} (step)" in _short(one) for one in said)
     assert any(f"test_user_loop.py:{inside} (encode): " in one for one in said)
+
+
+def test_values_are_followed_in_a_group_of_one(store):
+    """As torchrun makes it on one device."""
+    loop = Loop()
+    with contextlib.ExitStack() as group:
+        if not torch.distributed.is_initialized():
+            join_alone()
+            group.callback(torch.distributed.destroy_process_group)
+        run = steplab.profile(loop.step, steps=1, store=store)
+    assert run.profile.dataflow is not None
 
 
 def _short(line: str) -> str:

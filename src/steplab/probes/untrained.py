@@ -16,7 +16,7 @@ from steplab.core.dataflow import FrozenCasts, IdleGradients, IdleState
 from steplab.modules.shards import stored
 from steplab.probes.holders import places_of
 from steplab.probes.known_tensors import live_modules, live_optimizers
-from steplab.probes.op_tensors import storage_number
+from steplab.probes.op_tensors import is_plain, storage_number
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -60,10 +60,11 @@ def idle_state(touched: Set[int]) -> IdleState | None:
     used, idle = False, []
     for one in live_optimizers():
         leaves = (leaf for leaf in tree_leaves(dict(one.state)) if isinstance(leaf, Tensor))
-        state = [leaf for leaf in leaves if leaf.layout == torch.strided and leaf.dim()]
-        if state and touched.isdisjoint(map(_number, state)):
-            idle.append((one, sum(stored(leaf).nbytes for leaf in state)))
-        used |= bool(state) and not touched.isdisjoint(map(_number, state))
+        # Fake and packed tensors have no storage that could be told apart.
+        state = [own for leaf in leaves if is_plain(own := stored(leaf)) and own.dim()]
+        if state and touched.isdisjoint(map(storage_number, state)):
+            idle.append((one, sum(own.nbytes for own in state)))
+        used |= bool(state) and not touched.isdisjoint(map(storage_number, state))
     if not used or not idle:
         return None
     names = tuple(dict.fromkeys(type(one).__name__ for one, _ in idle))

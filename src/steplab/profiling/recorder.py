@@ -100,9 +100,13 @@ def record_profile(
 
 
 def _runs_op_by_op(run: Run) -> bool:
-    """Whether the ops of a step can be watched one by one: alone, and not replayed."""
+    """Whether the ops of a step can be watched one by one: alone, and not replayed.
+
+    A group of one, as torchrun makes it on one device, is alone.
+    """
     replays = run.ran is not None and bool(run.ran.graph_launches)
-    return not (replays or torch.distributed.is_initialized())
+    shared = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return not (replays or shared)
 
 
 def _with_dataflow(
