@@ -47,7 +47,7 @@ WALKS = {
     # compiles, which depends on what the machine is expected to gain most by.
     "tune, one rung": Followed(
         (f"tune gpt {GPT} --budget 1",),
-        72,
+        73,
         ("techniques/", "trace/", "report/", "core/errors.py"),
         RUNG,
         False,
