@@ -222,11 +222,11 @@ def _serve(end: Connection, case: Case, row: Row, options: Mapping[str, Any], tu
         if word == "profile":
             end.send(summary(recorded(lambda: step(next(stream)))))
         else:
-            new, seen, loss = timed(step, stream, case.steps, device)
+            new, seen, losses = timed(step, stream, case.steps, device)
             disturbed |= {len(times) + number: one for number, one in enumerate(seen)}
             times += new
             peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-            figures = {"loss": loss.item(), "peak": peak, "slow": slow_steps(times, disturbed)}
+            figures = {"losses": losses, "peak": peak, "slow": slow_steps(times, disturbed)}
             end.send({"times": new, **figures})
         turn.leave()
 
@@ -240,14 +240,15 @@ def slow_steps(times: list[float], disturbed: Mapping[int, Disturbance]) -> str:
 
 def timed(
     step: Callable[[Tensor], Tensor], stream: Iterator[Tensor], steps: int, device: torch.device
-) -> tuple[list[float], list[Disturbance], Tensor]:
-    """Return milliseconds between the ends of steps, what happened in each, and the last loss."""
+) -> tuple[list[float], list[Disturbance], list[float]]:
+    """Return milliseconds between the ends of steps, what happened in each, and the losses."""
     for _ in range(UNTIMED):
-        loss = step(next(stream))
+        step(next(stream))
     watch = Disturbances(device.type == "cuda")
     watch.open()
     seen: list[Disturbance] = []
     marks: list[Any] = []
+    losses: list[Tensor] = []
 
     def mark() -> None:
         if device.type == "cuda":
@@ -258,14 +259,14 @@ def timed(
 
     mark()
     for _ in range(steps):
-        loss = step(next(stream))
+        losses.append(step(next(stream)).clone())  # a graph writes into the same number again
         mark()
         seen.append(watch.next_step())
     watch.close()
+    told = [loss.item() for loss in losses]
     if device.type != "cuda":
-        return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], seen, loss
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], seen, loss
+        return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], seen, told
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)], seen, told
 
 
 # All rows, in turns
@@ -345,7 +346,7 @@ class Contest:
                 worker.figures |= found
             told = ", ".join(
                 f"{w.row.name} {statistics.median(w.figures['times']):.2f} ms, "
-                f"loss {w.figures['loss']:.4f}"
+                f"losses up to {max(w.figures['losses']):.3f}, last {w.figures['losses'][-1]:.4f}"
                 for w in self.ready
             )
             print(f"{self.name} turn {number + 1}: {told}", file=sys.stderr, flush=True)
@@ -377,7 +378,7 @@ def cells(name: str, case: Case, worker: Worker, hand: Worker) -> tuple[Any, ...
     of_hand = statistics.median(hand.figures["times"]) / ms if hand.figures["times"] else None
     rate = case.batch * case.context / ms * 1e3
     told = "; ".join(filter(None, (worker.status, seen.get("remarks"), seen["slow"]))) or "ok"
-    figures = (ms, rate, of_hand, max(times), seen["peak"], seen["loss"], seen["ready"])
+    figures = (ms, rate, of_hand, max(times), seen["peak"], seen["losses"][-1], seen["ready"])
     return (name, title, *figures, told)
 
 

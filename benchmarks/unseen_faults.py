@@ -40,6 +40,7 @@ SETS = [
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 ]
 
 

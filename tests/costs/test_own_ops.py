@@ -196,6 +196,11 @@ def test_other_kernels_of_few_bytes():
     assert bytes_of("top_rows_triton_rank", scores, "rank_rows_kernel") == (
         4 * T * K + 8 * T * K + 8 * T * 2 + 4 * T
     )
+    table = case([[E, D], [T], []], [BF16, INT, "Scalar"], ["", "", "2.0"])
+    assert bytes_of("embedding_triton_sorted", table) == 8 * T + 2 * T * 2 * D
+    rows = case([[T, D], [T], [], []], [BF16, INT, "Scalar", "Scalar"], ["", "", "2.0", str(E)])
+    found = bytes_of("embedding_triton_sorted_backward", rows, "row_sums_kernel")
+    assert found == 8 * T + 2 * 4 * E + 2 * (T + E) * D
     weights = case([[R, D], [R, F], [E]], [BF16, BF16, INT32])
     name = "grouped_mm_aten_weight_gradient"
     assert bytes_of(name, weights, "add_segments_kernel") == 2 * 2 * E * D * F

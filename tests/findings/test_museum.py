@@ -78,6 +78,7 @@ SMALL = {
     "unfused_optimizer": {"width": 8, "layers": 2},
     "warmup_counted": {"width": 8, "rows": 4},
     "fragmentation": {"width": 8, "rows": 4},
+    "wide_pooling": {"width": 2, "side": 16, "window": 5},
 }
 
 

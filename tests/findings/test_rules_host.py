@@ -661,3 +661,29 @@ def test_updates_with_no_pass_to_save_are_left_alone():
     recipe = Recipe({"compile": {"scope": "whole", "optimizer": True}})
     compiled = replace(slow, spec=replace(slow.spec, recipe=recipe))
     assert unfused_optimizer.RULE(Case(compiled)) is None
+
+
+@pytest.mark.parametrize("on", [cpu_case, gpu_case])
+def test_clipping_in_a_loop_is_told_from_the_loop_that_torch_has(on):
+    """Both call the same operators; the line of one runs a hundred times."""
+    turn = RecordedOp("aten::_foreach_norm", 4, phase="clip", late_us=6, line="train.py(8): clip")
+    done = [*[turn] * 100, mm(64, 64, 64, 500, FP32)]
+    line = "line:train.py:9 (clip)"
+    each = [op(line, 10_000 * number, 10_000) for number in range(100)]
+    found = small_operators.RULE(on(done, extra=each))
+    assert "loop" in found.claim and "train.py:9 (clip)" in found.claim
+    assert "one clip_grad_norm_ for the list of all weights" in found.remedy
+    whole = small_operators.RULE(on(done, extra=[op(line, 0, 1_000_000)]))
+    assert whole is None or "loop" not in whole.claim
+
+
+@pytest.mark.parametrize(("calls", "found"), [(14, True), (8, False)])
+def test_calls_of_a_loop_count_below_a_fifth_of_the_step(calls, found):
+    """Of 7 ms, 1.4 or 0.8."""
+    turn = [mm(64, 64, 64, 200, FP32, line="net.py(3): play")]
+    turn += [RecordedOp("aten::add", 3, line="net.py(3): play")] * calls
+    said = small_operators.RULE(cpu_case(turn * 30))
+    assert (said is not None) == found
+    if found:
+        assert not said.ordinary and said.gain_ms == pytest.approx(0.003 * 15 * 30)
+        assert small_operators.RULE(cpu_case(turn)) is None  # no loop

@@ -181,6 +181,13 @@ def test_memory_in_pieces():
     assert fragmentation.RULE(remembered(**held)) is None
     taken = {"bytes_by_kind": {"weights": (20 * GIB, 20 * GIB), "activations": (0, 40 * GIB)}}
     assert fragmentation.RULE(remembered(**{**pieces, **taken})) is not None
+    # What only the watched step reserved, the timed ones never had.
+    case = remembered(**pieces)
+    for reserved, found in ((62 * GIB, False), (90 * GIB, True)):
+        timed_memory = Memory(GIB, 60 * GIB, reserved, 100 * GIB, "cuda allocator")
+        said = fragmentation.RULE(replace(case, run=replace(case.run, memory=timed_memory)))
+        assert (said is not None) == found
+        assert said is None or said.stake_bytes == 30 * GIB
 
 
 def test_logits_are_found_among_what_lives_at_the_peak():

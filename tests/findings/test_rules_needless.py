@@ -14,7 +14,7 @@ from steplab.core.dataflow import (
     IdleState,
 )
 from steplab.core.run import FORCE_EAGER, MEMORY_BUDGET, TRACEMALLOC
-from steplab.findings import Case
+from steplab.findings import Case, explain
 from steplab.findings.rules import (
     attention_unfused,
     broadcast_blowup,
@@ -1131,3 +1131,80 @@ def test_the_logarithm_of_a_softmax():
     assert found.gain_ms == pytest.approx(0.15) and "log_softmax" in found.remedy
     assert "net.py:5 (loss)" in found.evidence[0]
     assert unfused_chain.RULE(cpu_case([done[1], done[2]])) is None
+
+
+def test_a_loop_that_computes_what_its_earlier_turns_did():
+    """The repetition is the cause: of the loop remains what it computes first."""
+    turn = RecordedOp("aten::add", 1, late_us=6, line="loss.py(5): ratio")
+    done = [*[turn] * 48, mm(64, 64, 64, 100)]
+    run = watched(done, "." * 8 + "r" * 40 + ".").run
+    first, second = explain(gpu_case(done, run))[:2]
+    assert first.rule == "repeated_work" and "once before the loop" in first.remedy
+    assert second.rule == "small_operators" and second.gain_ms < first.gain_ms / 4
+    fresh = explain(gpu_case(done, watched(done, "." * 49).run))
+    assert fresh[0].rule == "small_operators"
+    assert all(finding.rule != "repeated_work" for finding in fresh)
+
+
+def test_gradients_of_what_is_repeated_count_beside_data_without_gradients():
+    """A sum of data and one of predictions, each twice; only the second has a gradient."""
+    node = "autograd::engine::evaluate_function: SumBackward0"
+    shape = {"shapes": [[16, 320]], "dtypes": ["float"]}
+    events = [range_("ProfilerStep#1", 0, 1_000_000)]
+    for number, start in enumerate((0, 40_000), 1):
+        events += [op("aten::sum", start, 10_000, **shape)]
+        events += [op("aten::sum", start + 20_000, 8_000, sequence=number, **shape)]
+        begun = 100_000 * number
+        events += [op(node, begun, 90_000, sequence=number, forward_thread=1)]
+        events += [op("aten::mul", begun + 1_000, 80_000)]
+    names = ("aten::sum", "aten::mul")
+    flow = Dataflow(names, (0, 0, 0, 0, 1, 1), "..rr..")
+    profile = Profile((0, 1, 1, 1), (), dataflow=flow)
+    run = replace(remembered(device="cpu").run, clock=None, profile=profile)
+    (found,) = repeated_work.RULE(Case(run, analyze(trace_of(events))))
+    assert found.gain_ms > 0.018 + 0.08
+
+
+def looked_up(strides: list[int], next_op: RecordedOp) -> Case:
+    """128 rows for each of 384 samples, and what follows."""
+    ids = {
+        "shapes": [[5000, 64], [384, 128]],
+        "strides": [[64, 1], strides],
+        "dtypes": ["float", "long int"],
+    }
+    lookup = RecordedOp(
+        "aten::index_select", 200, inside="aten::embedding", outer=ids, line="net.py(4): forward"
+    )
+    return cpu_case([lookup, next_op, mm(384, 512, 512, 500, FP32)])
+
+
+def test_rows_that_are_looked_up_for_every_sample():
+    """An index that is expanded has the same rows for all; one product could take them."""
+    each = mm(128, 64, 1, 250, FP32, batch=384, line="net.py(5): forward")
+    (found,) = repeated_work.RULE(looked_up([0, 1], each))
+    assert "each of 384 samples" in found.claim and found.stake_ms == pytest.approx(0.45)
+    assert 0.4 < found.gain_ms < 0.45
+    assert {"net.py:5", "net.py:4"} <= {line.split(" ")[0] for line in found.evidence[1:]}
+    assert repeated_work.RULE(looked_up([128, 1], each)) == ()
+
+
+def test_positions_that_are_looked_up_for_every_sample_and_added():
+    """Later products of such a form are none of it: each sample has something of its own."""
+    shape = [384, 128, 64]
+    added = RecordedOp("aten::add", 100, args=tensors(shape, shape), line="net.py(5): forward")
+    case = looked_up([0, 1], added)
+    (found,) = repeated_work.RULE(case)
+    assert found.stake_ms == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("letters", "found"), [("z.", False), ("zz", True), ("8.", False)])
+def test_a_gradient_of_zeros_in_one_of_two_layers_is_that_of_a_loss_that_reads_little(
+    letters, found
+):
+    """Both run one line of code, which cannot take the rows of one of them."""
+    layer = mm(512, 64, 1024, 300, phase="backward", line="net.py(5): forward")
+    done = [layer, layer, mm(64, 64, 64, 400)]
+    assert bool(zero_products.RULE(watched(done, f"{letters}."))) == found
+    head = replace(layer, line="net.py(9): head")
+    (kept,) = zero_products.RULE(watched([head, layer, done[2]], f"{letters}."))[:1]
+    assert "net.py:9" in " ".join(kept.evidence)

@@ -88,7 +88,10 @@ def check(impl, case: Case, device="cpu"):
     truth = results(
         "reference", x.double(), weight.double(), targets, d_loss.double(), case.reduction
     )
-    few = floors(x, weight, d_loss) if case.tokens < 64 else (0.0, 0.0, 0.0)
+    # Losses per token compute the logits again, and of large ones each product rounds other digits
+    # off, where the definition has the same ones in softmax and sum, which cancel.
+    twice = case.size > 1 and case.reduction == "none"
+    few = floors(x, weight, d_loss) if case.tokens < 64 or twice else (0.0, 0.0, 0.0)
     if case.reduction == "mean":  # one number: the peer may be right by chance
         few = (floors(x, weight, d_loss)[0], *few[1:])
     assert_results(actual, peer, truth, f"{impl} {case}", few)

@@ -412,11 +412,8 @@ def test_a_loss_of_weight_zero_is_for_nothing():
     layer = nn.Linear(8, 8)
 
     def weighed(weight: float) -> Counter[str]:
-        def step():
-            loop = Loop(lambda x: x + weight * torch.tanh(layer(x)).square().mean())
-            return loop()
-
-        return sum(verdicts(step).values(), Counter())
+        loop = Loop(lambda x: x + weight * torch.tanh(layer(x)).square().mean())
+        return sum(verdicts(loop).values(), Counter())
 
     assert weighed(0.5)[TIMES_ZERO] == 0
     # Forward: a product, tanh, square, mean, times zero; backward: all of its gradients.
@@ -967,3 +964,14 @@ def test_what_nothing_reads_inside_a_graph_a_compiler_drops():
         return x.tanh()
 
     assert watched(Loop(careful))[0].graphs == ()
+
+
+@pytest.mark.parametrize(("dim", "again"), [(-1, True), (1, True), (0, False)])
+def test_a_dimension_may_be_counted_from_the_end(dim, again):
+    """`F.cross_entropy` takes the dimension 1 of a matrix, which is its last."""
+    classes = torch.tensor([1, 5, 2, 7])
+    loop = Loop(
+        lambda x: x + F.cross_entropy(x.double(), classes) + F.log_softmax(x.double(), dim).mean()
+    )
+    found = verdicts(loop)["aten::_log_softmax"]
+    assert found == Counter({NEEDED: 1, MADE_BEFORE: 1} if again else {NEEDED: 2})

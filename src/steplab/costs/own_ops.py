@@ -242,6 +242,22 @@ def _ranked_rows(args: Args) -> Cost:
     return Cost(0.0, score_BS.bytes + 8 * score_BS.numel + B * (8 * taken + score_BS.item))
 
 
+# Rows of a table.
+
+
+def _looked_up(args: Args) -> Cost:
+    """Ids and their rows in, the rows times a number out."""
+    ids_T, weight_VD = args["ids_T"], args["weight_VD"]
+    return Cost(0.0, ids_T.bytes + 2 * ids_T.numel * weight_VD.dims[1] * weight_VD.item)
+
+
+def _looked_up_sums(args: Args) -> Cost:
+    """Gradients of the rows and their order in, that of the table out."""
+    dout_TD = args["dout_TD"]
+    (T, D), table = dout_TD.dims, args.integer("table")
+    return Cost(0.0, 8 * T + 2 * INDEX * table + (T + table) * D * dout_TD.item)
+
+
 # Grouped products.
 
 
@@ -466,6 +482,14 @@ OWN_OPS = {
     ),
     "top_rows_triton_rank": OwnOp(
         "score_BS taken", flops=_no_products, kernels={"rank_rows_kernel": _ranked_rows}
+    ),
+    "embedding_triton_sorted": OwnOp(
+        "weight_VD ids_T scale", flops=_no_products, kernels=_looked_up
+    ),
+    "embedding_triton_sorted_backward": OwnOp(
+        "dout_TD ids_T scale table",
+        flops=_no_products,
+        kernels={"row_sums_kernel": _looked_up_sums},
     ),
     "place_assignments": OwnOp(
         "experts_TK experts",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,9 @@ from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 from steplab.trace.events import Codes, Ints
+from steplab.trace.lines import LINE_RANGE
 
+NOT_FORWARD = ("backward", "optimizer", "clip")
 # Layers of a model are modules of their own; gradient accumulation rarely exceeds this.
 MIN_TURNS = 24
 MIN_SIBLINGS = 64  # modules of one list that one line calls: a deep model has fewer layers
@@ -25,7 +28,7 @@ _IN_LIST = re.compile(r"((?:.*\.)?\d+\..*)\.\d+(?:\..*)?")  # a list inside a li
 
 @dataclass(frozen=True)
 class PythonLoop:
-    """What a loop runs in the forward pass."""
+    """What a loop runs in the forward pass, or to clip gradients."""
 
     line: str
     op: str  # the operator that it calls and that takes most
@@ -50,7 +53,8 @@ def python_loops(rows: Rows) -> list[PythonLoop]:
 def _loops(rows: Rows, modules: Codes | Ints, least: int) -> list[PythonLoop]:
     """Return lines that call one operator of one of these modules at least so many times."""
     work = rows.work
-    forward = rows.labeled("phase", lambda label: label not in ("backward", "optimizer", "clip"))
+    forward = rows.labeled("phase", lambda label: label not in NOT_FORWARD) | _clipping(rows, least)
+    backward = rows.labeled("phase", lambda label: label == "backward")
     # All kernels of a replayed graph have one launch: they are no turns.
     replayed = np.diff(work.launched, prepend=-1) == 0
     chosen = np.flatnonzero(forward & (work.line > 0) & ~(replayed & (work.launched >= 0)))
@@ -71,9 +75,22 @@ def _loops(rows: Rows, modules: Codes | Ints, least: int) -> list[PythonLoop]:
             here = forward & (work.line == line) & (modules == module)
             asked = _asked_most(rows, here, least)
             if asked is not None:
-                whole = _turning(rows, rows.inside & (work.function == function))
+                whole = _turning(rows, (forward | backward) & (work.function == function))
                 found[function] = PythonLoop(work.labels[line], *asked, whole)
     return list(found.values())
+
+
+def _clipping(rows: Rows, least: int) -> Mask:
+    """Return the work of clipping on lines that run at least so many times in a step.
+
+    Torch has a loop of its own over the weights, which one call of the line runs.
+    """
+    spans, clip = rows.source.lines, rows.labeled("phase", lambda label: label == "clip")
+    if not len(spans) or not clip.any():
+        return clip & False
+    times = Counter(spans.name.tolist())
+    often = {rows.source.text(n).removeprefix(LINE_RANGE) for n, t in times.items() if t >= least}
+    return clip & rows.labeled("line", often.__contains__)
 
 
 def _asked_most(rows: Rows, mask: Mask, least: int) -> tuple[str, int] | None:

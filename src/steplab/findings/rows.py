@@ -112,6 +112,23 @@ class Rows:
         mask[has_op] = passes[self._roots[self.work.op_row[has_op]]]
         return mask
 
+    def roots(self, mask: Mask) -> Ints:
+        """Return the operators that the code called behind the rows in `mask`, in that order.
+
+        Each by its row in the trace. Of backward, those of the forward.
+        """
+        ops = self.source.ops
+        found = np.unique(self._roots[self.work.op_row[mask & (self.work.op_row >= 0)]])
+        ordered: Ints = found[np.argsort(ops.start[found], kind="stable")]
+        return ordered
+
+    def of_roots(self, roots: Iterable[int]) -> Mask:
+        """Rows inside a step of operators that the code called, given as `roots` returns them."""
+        mask: Mask = np.zeros(len(self.work), dtype=bool)
+        has_op = (self.work.op_row >= 0) & self.inside
+        mask[has_op] = np.isin(self._roots[self.work.op_row[has_op]], list(roots))
+        return mask
+
     def asked_calls(self, mask: Mask) -> Counter[str]:
         """How often per profiled step the code called each operator behind the rows in `mask`."""
         ops = self.source.ops

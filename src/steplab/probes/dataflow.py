@@ -63,6 +63,7 @@ from steplab.probes.op_tensors import (
 )
 from steplab.probes.op_traits import (
     flops,
+    from_front,
     goes_to_host,
     is_random,
     is_zero,
@@ -425,7 +426,7 @@ class _Watcher(TorchDispatchMode):
             self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and shows_all(args[0])
         sources, index = sources[fresh:], len(self.seen.ops)
-        asked = name, plain_arguments(args, kwargs), random
+        asked = name, plain_arguments(from_front(func, args), kwargs), random
         number = hash((*asked, *map(self._key, inputs[fresh:])))
         constant = random is None and all(value.constant for value in sources)
         as_before = [self._is_unchanged(tensor) for tensor in inputs[fresh:]]

@@ -70,6 +70,24 @@ def flops(func: OpOverload, args: Any, kwargs: Any, out: Any) -> int:
     return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
 
 
+def from_front(func: OpOverload, args: Any) -> Any:
+    """Return the arguments with dimensions that are counted from the front: -1 is the last one.
+
+    `F.cross_entropy` asks for the dimension 1 of what `F.log_softmax(x, -1)` takes.
+    """
+    if not args or not isinstance(args[0], Tensor) or not args[0].dim():
+        return args
+    rank = args[0].dim()
+
+    def counted(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [counted(one) for one in value]
+        return value % rank if type(value) is int and -rank <= value < rank else value
+
+    specs = func._schema.arguments
+    return [counted(v) if s.name == "dim" else v for s, v in zip(specs, args, strict=False)]
+
+
 def plain_arguments(args: Any, kwargs: Any) -> str:
     """Return the arguments that are no tensors, as text.
 

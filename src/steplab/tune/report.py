@@ -259,7 +259,7 @@ def _note(ladder: Ladder, columns: Container[str]) -> str:
 
 def truth_of(ladder: Ladder) -> str:
     """Return what the numerics were compared with."""
-    return "fp32" if any(FP32_TRUTH in words for words in ladder.gate_shapes) else "fp64"
+    return "fp32" if all(FP32_TRUTH in words for words in ladder.gate_shapes) else "fp64"
 
 
 def expectation(rung: Rung) -> str:

@@ -9,10 +9,13 @@ from steplab.core.errors import MeasurementError
 from steplab.verify.remote import ReferenceWorker
 from steplab.verify.shapes import (
     LIKELY_DTYPES,
+    PLAIN_DTYPE,
     REFUSES,
     TRUTH,
     GateShape,
     forms_of_truth,
+    one_process,
+    own_beside,
     shapes_to_try,
     with_batch,
     with_smaller_steps,
@@ -39,7 +42,36 @@ def choose_shapes(
         shapes = [without_dropout(one) for one in shapes]
     if spec.mode == "full":
         shapes = _with_steps_that_decide(references, shapes, timeout, stage, say)
+    if shape.spec != one_process(spec):
+        shapes += _own_beside(references, spec, shapes[0], timeout, stage, say)
     return shapes
+
+
+def _own_beside(
+    references: ReferenceWorker,
+    spec: RunSpec,
+    smaller: GateShape,
+    timeout: float,
+    stage: Progress,
+    say: Progress,
+) -> list[GateShape]:
+    """Return the step's own shape, by fp32, where fp64 fits only at a smaller one; or nothing.
+
+    What is measured would else never be compared: a compiler takes other kernels for large tensors
+    (Inductor of torch 2.10 to 2.13 lost gradients of norms from 16,384 rows on).
+    """
+    own = own_beside(spec, smaller)
+    stage(f"computing the truth, {own.words}")
+    problems = (references.reference(own, name, timeout) for name in (TRUTH, PLAIN_DTYPE))
+    problem = next(filter(None, problems), "")
+    if not problem and spec.mode == "full":
+        (own,) = _with_steps_that_decide(references, [own], timeout, stage, lambda text: None)
+        problem = _why_undecided(references, [own], PLAIN_DTYPE, timeout)
+    if problem:
+        say(f"compared {smaller.words} only: at the step's own shape {problem}")
+        return []
+    say(f"fp64 fits only {smaller.words}: at the step's own shape fp32 is the truth")
+    return [own]
 
 
 def _first_that_fits(

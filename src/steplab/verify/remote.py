@@ -19,6 +19,7 @@ from steplab.verify.shapes import (
     SMALLER_RATES,
     TRUTH,
     GateShape,
+    with_rate_of,
     with_smaller_steps,
 )
 from steplab.workers.alternate import RemoteStep
@@ -173,22 +174,47 @@ class ReferenceWorker(WorkerOwner):
 
         Return the shapes at which it is compared, and why it cannot be tried, or None. The shapes
         are chosen for LIKELY_DTYPES; for a recipe that rounds more they get smaller steps, where
-        only after these right and wrong differ.
+        only after these right and wrong differ. An extra shape that cannot tell says why, and is
+        left out.
         """
         progress("dry-running it")
-        own = tuple(shapes)
-        rounding, problem = self.dry_run(spec, own[0], timeout)
+        rounding, problem = self.dry_run(spec, shapes[0], timeout)
         progress("computing the references")
-        tried = own
+        first = tuple(shape for shape in shapes if not shape.extra)
+        chosen, problem = self._decisive(spec, first, rounding, problem, timeout)
+        if problem:
+            return tuple(shapes), problem
+        beside = [with_rate_of(shape, chosen[0]) for shape in shapes if shape.extra]
+        reasons = [self._why_unclear(spec, shape, rounding, timeout) for shape in beside]
+        told = (replace(s, left_out=why) for s, why in zip(beside, reasons, strict=True))
+        return (*chosen, *told), None
+
+    def _decisive(
+        self,
+        spec: RunSpec,
+        shapes: tuple[GateShape, ...],
+        rounding: str,
+        problem: SteplabError | None,
+        timeout: float,
+    ) -> tuple[tuple[GateShape, ...], SteplabError | None]:
+        """Return the shapes with steps after which right and wrong differ; or the problem."""
+        tried = shapes
         for _ in range(1 + SMALLER_RATES):
             wanted = ((shape, name) for shape in tried for name in (TRUTH, rounding))
             problem = problem or self._first_problem(wanted, timeout)
             if problem or rounding in LIKELY_DTYPES or spec.mode != "full":
-                return own, problem
+                return shapes, problem
             if not any(self.why_undecided(shape, rounding, timeout) for shape in tried):
                 return tried, None
             tried = tuple(with_smaller_steps(shape) for shape in tried)
-        return own, None  # the gate will say that it is unverified
+        return shapes, None  # the gate will say that it is unverified
+
+    def _why_unclear(self, spec: RunSpec, shape: GateShape, rounding: str, timeout: float) -> str:
+        """Return why a recipe that rounds so cannot be judged at a shape, or ""."""
+        problem = self._first_problem(((shape, n) for n in (TRUTH, rounding)), timeout)
+        if problem or spec.mode != "full":
+            return problem.message if problem else ""
+        return self.why_undecided(shape, rounding, timeout)
 
     def _first_problem(
         self, wanted: Iterable[tuple[GateShape, str]], timeout: float

@@ -1,7 +1,8 @@
 """GateShape: the shape and the learning rate at which numerics are compared. No torch.
 
-The shape is the step's own where fp64 fits, else a smaller one. The learning rate is the step's
-own, unless rounding alone would carry its updates too far to tell right from wrong.
+The shape is the step's own where fp64 fits, else a smaller one, and then the step's own as well,
+with fp32 as the truth: larger tensors may get other kernels. The learning rate is the step's own,
+unless rounding alone would carry its updates too far to tell right from wrong.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class GateShape:
     rate: float = 1.0  # by which the learning rate is multiplied
     curves: bool = False  # many steps, of which only curves are compared
     widened: bool = False  # fp64 operator by operator: the model does not run in it
-    narrow: bool = False  # fp32 is the truth: not even its operators run in fp64
+    narrow: bool = False  # fp32 is the truth: not even its operators run in fp64, or do not fit
+    extra: bool = False  # beside another one, and left out where it cannot tell
+    left_out: str = ""  # why this one is
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9-]+", self.name):  # a path would lead out of the folder
@@ -118,6 +121,21 @@ def in_fp32(shape: GateShape) -> GateShape:
     """Return the shape for a model of which fp64 cannot be had at all."""
     words = _add_words(shape, FP32_TRUTH)
     return replace(shape, name=f"{shape.name}-fp32", words=words, narrow=True)
+
+
+def own_beside(spec: RunSpec, smaller: GateShape) -> GateShape:
+    """Return the step's own shape with fp32 as the truth, to be compared beside a smaller one."""
+    words = f"at the step's own shape, {FP32_TRUTH}"
+    own = GateShape("own-fp32", words, one_process(spec), narrow=True, extra=True)
+    own = without_dropout(own) if smaller.apart else own
+    return with_rate_of(own, smaller)
+
+
+def with_rate_of(shape: GateShape, other: GateShape) -> GateShape:
+    """Return the shape with steps as small as those of another."""
+    while shape.rate > other.rate:
+        shape = with_smaller_steps(shape)
+    return shape
 
 
 def forms_of_truth(shape: GateShape) -> tuple[GateShape, ...]:

@@ -4,7 +4,8 @@ What it sees: an operator whose inputs are spread over each other, so that its r
 16 times the elements of the larger one (an expanded input, as those that `F.cosine_similarity`
 makes, has the elements that it was expanded from), or `unfold` with windows that overlap as much;
 and everything else that touches tensors of that size. A sum, or another reduction, takes it in
-the forward pass; no softmax and no product does.
+the forward pass; no softmax and no product does. The largest of them, as the best overlap of two
+boxes, is no sum: it needs every value, but for windows, whose largest is a pooling.
 Why it costs: the result is written, read by every operator after it, and kept for backward.
 Remedy: do the sum inside a matrix product: |x - c|^2 = |x|^2 - 2 x.c + |c|^2, `torch.cdist`,
 `einsum`; pooling or a convolution instead of windows; or in chunks.
@@ -34,6 +35,9 @@ SPREADS = frozenset(
 )
 MOVES = ("elementwise", "reduction", "copy", "memset", "other")
 LEFT = 0.1  # of the time, for the product that replaces it
+EXTREMES = frozenset(
+    f"aten::{name}" for name in "max min amax amin aminmax argmax argmin median kthvalue".split()
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -45,8 +49,9 @@ def check(case: Case) -> Finding | None:
     # In backward torch expands by itself: the gradient of a mean is one number for many.
     forward = rows.labeled("phase", lambda label: label != "backward")
     calls = [rows.calls[number] for number in np.unique(rows.call[forward])]
+    windows = {_spread(call, least) for call in calls if call.name == UNFOLD}
     sizes = {size for call in calls if (size := _spread(call, least))} - _taken(rows)
-    sizes &= _reduced(rows, forward)
+    sizes &= _reduced(rows, forward, windows)
     if not sizes:
         return None
     mask = rows.category(*MOVES) & rows.called(lambda call: max(call.numels, default=0) in sizes)
@@ -91,10 +96,16 @@ def _made(rows: Rows, least: int, sizes: set[int]) -> Mask:
     return rows.called(lambda call: _spread(call, least) in sizes)
 
 
-def _reduced(rows: Rows, forward: Mask) -> set[int]:
-    """Return sizes of tensors that are summed up: others are needed element by element."""
+def _reduced(rows: Rows, forward: Mask, windows: set[int]) -> set[int]:
+    """Return sizes of tensors that are summed up: others are needed element by element.
+
+    Of `windows`, also those of which the largest is taken.
+    """
     numbers = np.unique(rows.call[forward & rows.category("reduction")])
-    return {max(rows.calls[number].numels, default=0) for number in numbers}
+    calls = [rows.calls[number] for number in numbers]
+    sizes = {max(call.numels, default=0) for call in calls}
+    summed = {max(call.numels, default=0) for call in calls if call.name not in EXTREMES}
+    return summed | (sizes & windows)
 
 
 def _taken(rows: Rows) -> set[int]:

@@ -6,8 +6,9 @@ compiled backward has products and attentions of its forward (the same operator 
 and strides, which no gradient has); a weight that is normalized or cast at every use, a mask or a
 table in every layer; nodes of autograd that run twice, where two losses go back through one graph,
 and gradients that a pass for each weight or loss computes again; weights that autocast casts again
-and again; operators whose inputs are one sample, expanded to many; and operators that take each row
-by itself, of rows that `expand`, `repeat` or an index copied from fewer ones.
+and again; operators whose inputs are one sample, expanded to many, also lookups by such an index;
+and operators that take each row by itself, of rows that `expand`, `repeat` or an index copied from
+fewer ones.
 Why it costs: it is the same time once more.
 Remedy: compute it once and keep it, or before it is copied; no checkpointing while there is room;
 one backward of the sum.
@@ -25,7 +26,10 @@ from steplab.core.run import MEMORY_BUDGET
 from steplab.costs.op_call import OpCall, TensorArg
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
+from steplab.findings.loops import python_loops
+from steplab.findings.matmuls import attainable_rate, matmuls
 from steplab.findings.rows import Mask, Rows, is_cast
+from steplab.findings.rules._shared_lookups import shared_lookups
 from steplab.trace.events import Ints
 from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
@@ -33,6 +37,7 @@ from steplab.trace.spans import nest
 # Runs where a weight is given its gradient; what `torch.autograd.grad` returns ends before it.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 COMPILED_BACKWARD = f"{AUTOGRAD_NODE}: CompiledFunctionBackward"
+LOG_SOFTMAX = "aten::_log_softmax"
 PLENTY = 0.5  # of the device's memory in use
 WORTH_IT = 0.10  # of the step
 SHARE = 0.02
@@ -54,6 +59,7 @@ def check(case: Case) -> tuple[Finding, ...]:
         _repeated(case, rows, again & ~backward & ~own, backward),
         _cast_again(case, rows, cast & ~backward & own),
         _copied_rows(case, rows) or _expanded(case, rows),
+        _looked_up_again(case, rows),
         _second_backward(case, rows),
     )
     return tuple(finding for finding in found if finding is not None)
@@ -122,11 +128,14 @@ def _budget(case: Case) -> list[str]:
 
 
 def _repeated(case: Case, rows: Rows, mask: Mask, backward: Mask) -> Finding | None:
+    if not mask.any():
+        return None
     ops = [total.label for total in rows.totals("op", mask, 3)]
     # The gradient of something that is computed again is computed again as well, and may take far
     # longer: that of a lookup adds up rows. After a pass without gradients it is the only one.
     first = rows.of_calls(np.unique(rows.call[mask])) & ~mask & ~backward
-    if rows.ms(rows.differentiated(first)) >= rows.ms(first) / 2:
+    loops = [one for one in python_loops(rows) if _turns_again(rows, one.whole & ~backward, mask)]
+    if not first.any() or _gradient_share(rows, first) >= _gradient_share(rows, mask) / 2:
         mask |= rows.with_gradients(rows.whole_calls(mask))
     spent = case.cost_ms(mask)
     if not spent > SHARE * case.step_ms:
@@ -136,17 +145,47 @@ def _repeated(case: Case, rows: Rows, mask: Mask, backward: Mask) -> Finding | N
         rule="repeated_work",
         claim=f"the same values are computed again: {units.milliseconds(spent)} a step",
         evidence=(f"{', '.join(ops)}, from the same inputs", *rows.hot_lines(mask)),
-        remedy="cast it once, before its first use: autocast casts it again for every product"
-        if casts
-        else "compute it once and pass it on: a buffer for tables and masks, "
-        "torch.nn.utils.parametrize.cached() for weights, .mT for a product or a torch.cdist of "
-        "the same two in the other order",
+        remedy=_once(ops, casts=casts, in_loop=bool(loops)),
         stake_ms=spent,
         why="inputs and results are those of an earlier operator of the step",
         gain_ms=spent,
         ordinary=casts and not spent > CASTS * case.step_ms,
         work=mask,
+        # A loop of which most turns compute what others have is that long for this reason.
+        is_cause=bool(loops),
     )
+
+
+def _once(ops: list[str], *, casts: bool, in_loop: bool) -> str:
+    """Return how to compute something once."""
+    if casts:
+        return "cast it once, before its first use: autocast casts it again for every product"
+    if in_loop:
+        return (
+            "compute each of them once before the loop, all in one go, and let its turns pick from "
+            "the results"
+        )
+    if LOG_SOFTMAX in ops[:1]:
+        return (
+            "one F.log_softmax for all that reads it: F.nll_loss of it instead of F.cross_entropy "
+            "beside it, or label_smoothing= of F.cross_entropy"
+        )
+    return (
+        "compute it once and pass it on: a buffer for tables and masks, "
+        "torch.nn.utils.parametrize.cached() for weights, .mT for a product or a torch.cdist of "
+        "the same two in the other order"
+    )
+
+
+def _turns_again(rows: Rows, loop: Mask, again: Mask) -> bool:
+    """Whether most of what a loop calls computes what was computed before."""
+    return rows.count(loop & again) > rows.count(loop) / 2
+
+
+def _gradient_share(rows: Rows, mask: Mask) -> float:
+    """Return the part of some work that backward computes gradients for."""
+    spent = rows.ms(mask)
+    return rows.ms(rows.differentiated(mask)) / spent if spent else 0.0
 
 
 def _copied_rows(case: Case, rows: Rows) -> Finding | None:
@@ -199,6 +238,33 @@ def _expanded(case: Case, rows: Rows) -> Finding | None:
         stake_ms=spent,
         why="an expanded tensor holds one sample, and an operator takes it for many",
         gain_ms=spent * (1 - 1 / most),
+        work=mask,
+    )
+
+
+def _looked_up_again(case: Case, rows: Rows) -> Finding | None:
+    """Judge lookups of the same rows for every sample, and the products with each of the copies."""
+    found = shared_lookups(rows)
+    if found is None:
+        return None
+    mask = found.lookups | found.products
+    spent = case.cost_ms(mask)
+    best = attainable_rate(case, rows.of_calls(matmuls(rows)))
+    flops = float(np.nansum(rows.work.flops[found.products])) / rows.steps
+    left = case.cost_ms(found.lookups) / found.times + (flops / best if best else 0.0)
+    if not spent - left > SHARE * case.step_ms:
+        return None
+    return Claim(
+        rule="repeated_work",
+        claim=f"the same rows are looked up for each of {found.times:,} samples: "
+        f"{units.milliseconds(spent)} a step",
+        evidence=("the index is expanded: all samples have the same", *rows.hot_lines(mask)),
+        remedy="look them up once, without the dimension of samples: what is added to them "
+        "broadcasts, and one product takes them all, samples @ rows.T instead of one for each "
+        "sample",
+        stake_ms=spent,
+        why="a lookup writes a copy for every sample, and its gradient adds up as many",
+        gain_ms=spent - left,
         work=mask,
     )
 

@@ -1,12 +1,13 @@
 """The step is spent on calling operators, not in them.
 
 What it sees: on a CPU, more than a fifth of the step is Python and framework between operators, in
-short pieces; or a loop in Python whose operators last less than what calling them costs. On a GPU,
-a loop in Python whose kernels and the waits for their launches take more than a tenth of the step.
+short pieces; or calling the operators of a loop in Python, in the forward pass or around the
+clipping of gradients, takes more than 15 % of it. On a GPU, such a loop whose kernels and the waits
+for their launches take more than a tenth of the step.
 On both, eight products in a row that each take the same input to a few columns, such as heads.
 Why it costs: a call from Python takes 5 to 10 us, whatever the operator does.
-Remedy: one operator over all turns of a loop (`torch._foreach_*` over many tensors), larger
-batches, or `compile=blocks`.
+Remedy: one operator over all turns of a loop (`torch._foreach_*` over many tensors), one clipping
+of all weights, larger batches, or `compile=blocks`.
 When it is wrong: the model is as small as it should be. On a GPU without a loop this is
 launch_bound.
 """
@@ -20,14 +21,19 @@ from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.loops import PythonLoop, narrow_products, python_loops
 from steplab.findings.matmuls import attainable_rate, matmuls
-from steplab.findings.rows import Rows
+from steplab.findings.rows import Mask, Rows
 
 SHARE = 0.20
 ORDINARY = 0.35  # of the step without a loop: a small model, and no fault
 LOOP_SHARE = 0.10
+LOOP_CALLS = 0.15  # of the step on a CPU; 200 us of a product beside 30 views have 14 %
 AROUND = 1.5  # times the products' time at their best, with what is around them
 # Of a call's time in the operator itself that is no work: an add of ten elements takes this.
 OVERHEAD_MS = 0.003
+ONE_CLIP = (
+    "one clip_grad_norm_ for the list of all weights, with one limit for the norm of all; for one "
+    "of each, torch._foreach_norm and torch._foreach_mul_ over the list"
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -43,7 +49,10 @@ def check(case: Case) -> Finding | None:
     called = _called_ms(rows, loops)
     lost = between + called
     if not lost > SHARE * case.step_ms:
-        return None
+        between *= _share_of_calls(rows, loops)
+        lost = between + called
+        if not (loops and lost > LOOP_CALLS * case.step_ms):
+            return None
     count = rows.count(rows.inside)
     apart = f", {units.milliseconds(between)} between them" if between else ""
     evidence = [f"{count:,.0f} operators a step{apart}"]
@@ -56,8 +65,10 @@ def check(case: Case) -> Finding | None:
         rule="small_operators",
         claim=f"calling operators takes {units.milliseconds(lost)} of the step{loop}",
         evidence=tuple(evidence),
-        remedy="one operator over the whole sequence instead of a loop in Python, larger batches, "
-        "or compile=blocks",
+        remedy=ONE_CLIP
+        if loops and (loops[0].whole & _clips(rows)).any()
+        else "one operator over the whole sequence instead of a loop in Python, larger batches, or "
+        "compile=blocks",
         stake_ms=lost,
         why="a call from Python costs microseconds, however little the operator does",
         gain_ms=lost,
@@ -108,8 +119,11 @@ def _on_device(case: Case, rows: Rows, loops: list[PythonLoop]) -> Finding | Non
             f"{loop.op} {loop.turns} times in a row",
             f"{rows.count(loop.whole):.0f} kernels a step, {units.milliseconds(waited)} of waits "
             "for their launches",
+            *(f"called at {', from '.join(at)}" for at in [rows.calling(loop.line)] if at),
         ),
-        remedy="one operator over all turns of the loop (torch._foreach_* over many tensors), or "
+        remedy=ONE_CLIP
+        if (loop.whole & _clips(rows)).any()
+        else "one operator over all turns of the loop (torch._foreach_* over many tensors), or "
         "compile it",
         stake_ms=waited,
         why="the host launches kernel after kernel, and the device waits for each",
@@ -128,6 +142,16 @@ def _called_ms(rows: Rows, loops: list[PythonLoop]) -> float:
         rows.ms(loop.whole & short) + OVERHEAD_MS * rows.count(loop.whole & ~short)
         for loop in loops
     )
+
+
+def _clips(rows: Rows) -> Mask:
+    return rows.labeled("phase", lambda label: label == "clip")
+
+
+def _share_of_calls(rows: Rows, loops: list[PythonLoop]) -> float:
+    """Return the part of all calls that loops make: what lies between calls is alike for all."""
+    in_loops = np.logical_or.reduce([loop.whole for loop in loops]) if loops else rows.inside
+    return rows.count(in_loops & rows.inside) / max(rows.count(rows.inside), 1)
 
 
 RULE = check

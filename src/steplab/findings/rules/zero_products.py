@@ -12,7 +12,8 @@ Why it costs: an operator takes as long with zeros as with any other numbers.
 Remedy: pick rows by index (`index_select`, `gather`, `index_add`), or take the rows that count
 before the product; class numbers as targets; a sparse matrix; `groups` of a convolution; a
 transposed convolution; `torch.cumsum`.
-When it is wrong: the zeros are learned and move.
+When it is wrong: the zeros are learned and move. A layer that only differs from others of its kind
+by the zeros in its gradient is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from steplab.trace.analysis import UNATTRIBUTED
 BESIDE = ("elementwise", "copy", "memset", "reduction", "sort and index")
 SHARE = 0.02
 # Of the step. A loss that reads one position of a sequence leaves most of its gradient zero, and
-# the last layer multiplies it: 5 % of a step, which is no fault.
+# the last layer multiplies it: 5 % of a step, which is no fault. See `_one_layer`.
 ORDINARY = 0.10
 LEFT = 0.1  # of the time, for picking rows by index instead
 
@@ -47,7 +48,7 @@ def check(case: Case) -> tuple[Finding, ...]:
 
 def _zeros(case: Case, rows: Rows) -> Finding | None:
     """Add up operators on zeros, and the work on tensors as large as what they take."""
-    zeros = case.verdict(ZEROS)
+    zeros = case.verdict(ZEROS) & ~_one_layer(case, rows)
     if not zeros.any():
         return None
     products = rows.of_calls(n for n, call in enumerate(rows.calls) if as_matmul(call))
@@ -96,9 +97,9 @@ def _running(case: Case, rows: Rows) -> Finding | None:
 def _empty_rows(case: Case, rows: Rows) -> Finding | None:
     """Add up the shares of products whose rows are zeros, and of convolutions of such samples."""
     convolves = rows.within(lambda call: "convolution" in call.name)
-    masks = {}
+    masks, one_layer = {}, _one_layer(case, rows)
     for tenths in ROWS_OF_ZEROS:
-        mask = case.verdict(tenths)
+        mask = case.verdict(tenths) & ~one_layer
         masks[int(tenths) / 10] = mask | rows.with_gradients(mask & convolves)
     lost = sum(share * rows.ms(mask) for share, mask in masks.items())
     mask = np.logical_or.reduce(list(masks.values()))
@@ -124,6 +125,25 @@ def _empty_rows(case: Case, rows: Rows) -> Finding | None:
         ordinary=lost < ORDINARY * case.step_ms,
         work=mask,
     )
+
+
+def _one_layer(case: Case, rows: Rows) -> Mask:
+    """Return the backward of lines that work on zeros in one layer of several of a kind.
+
+    A loss that reads one position of a sequence leaves zeros in the gradient of the last layer up
+    to its attention. The code of that layer is the code of the others, whose gradients have none:
+    the rows that count cannot be taken there. Of a head, all products of its line have zeros.
+    """
+    zeros = case.verdict(ZEROS + ROWS_OF_ZEROS)
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    products = rows.of_calls(n for n, call in enumerate(rows.calls) if as_matmul(call)) & backward
+    found: Mask = np.zeros_like(zeros)
+    for line in np.unique(rows.work.line[products & zeros]).tolist():
+        here = backward & (rows.work.line == line)
+        alike = here & rows.of_calls(np.unique(rows.call[here & products & zeros]).tolist())
+        if rows.work.labels[line] != UNATTRIBUTED and 2 * (alike & zeros).sum() <= alike.sum():
+            found |= here
+    return found
 
 
 def _beside(rows: Rows, products: Mask) -> Mask:

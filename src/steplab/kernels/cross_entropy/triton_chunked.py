@@ -50,8 +50,8 @@ def loss_rows_kernel(
 ):
     """Fill loss and norm of a row and, if GRADIENT, write the gradients over its logits.
 
-    Columns beyond V, up to the stride, are padding: read and written, so that every access has the
-    full width. A target outside of 0 to V - 1 makes everything NaN.
+    Columns beyond V, up to the stride, are padding: read, and written with zeros, so that every
+    access has the full width. A target outside of 0 to V - 1 makes everything NaN.
     """
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * stride
@@ -92,6 +92,7 @@ def loss_rows_kernel(
             here_N, exists_N = start + first + column_N, first + column_N < stride
             z_N = tl.load(here_N, mask=exists_N, other=0.0).to(tl.float32)
             z_N = tl.exp2((z_N - top) * LOG2_E - log2_sum) * scale
+            z_N = tl.where(first + column_N < V, z_N, 0.0)
             tl.store(here_N, narrow(z_N, dtype, UPCAST), mask=exists_N)
         # The one of onehot, once its column has been written as all others.
         tl.debug_barrier()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from steplab.kernels.embedding import embedding
 from steplab.kernels.stream_norm import Update
 from steplab.modules.kv_cache import KVCache, StaticCache
 from steplab.modules.loss import LinearCrossEntropy
@@ -174,7 +175,7 @@ class Hydra(nn.Module):
     def _trunk(
         self, tokens_BS: Tensor, states: list[AttentionState] | None = None
     ) -> tuple[Tensor, list[BlockRouting]]:
-        x_BSD = self.embedding(tokens_BS) * self.config.width**0.5
+        x_BSD = embedding(self.embedding.weight, tokens_BS, self.config.width**0.5)
         routings = []
         for index, block in enumerate(self.blocks):
             thresholds = self.thresholds.of_block(index) if self.compares_with_thresholds else None
