@@ -30,7 +30,8 @@ def assert_is_the_lookup(impl, rows, width, ids, dtype=torch.float32, scale=1.5,
     truth, dtruth = looked_up("aten", weight.double(), ids, scale, dout.double())
     assert found.dtype == dweight.dtype == dtype
     assert_as_good_as(found, peer, truth, "rows")
-    assert_as_good_as(dweight, dpeer, dtruth, "gradient", rounding_of_sums(ids, dout, scale, dtruth))
+    floor = rounding_of_sums(ids, dout, scale, dtruth)
+    assert_as_good_as(dweight, dpeer, dtruth, "gradient", floor)
     absent = torch.ones(rows, dtype=torch.bool, device=device)
     absent[ids] = False
     assert not dweight[absent].any()
@@ -39,7 +40,7 @@ def assert_is_the_lookup(impl, rows, width, ids, dtype=torch.float32, scale=1.5,
 
 
 def rounding_of_sums(ids, dout, scale, dtruth):
-    """Return what rounding may cost sums in fp32, one after the other, and their product at the end.
+    """Return what rounding may cost: additions in fp32 one after the other, and a product.
 
     Each of them rounds by at most half a unit of the sum of the magnitudes.
     """
