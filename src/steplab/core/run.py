@@ -305,6 +305,7 @@ class Ran:
     fp8_linears: Mapping[str, str] = field(default_factory=dict)
     # channels_last, contiguous -> convolutions over images or volumes that ran on such tensors
     conv_layouts: Mapping[str, int] = field(default_factory=dict)
+    loader_workers: int | None = None  # of the DataLoader that batches come from; None: from none
 
     @property
     def impls_text(self) -> str:

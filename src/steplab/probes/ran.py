@@ -63,6 +63,7 @@ class RanProbe(Probe):
         self.impls = dispatched_impls(subject.step.model)
         self.optimizer = optimizer_impl(subject.step.optimizer, self.traced.optimizer_ops)
         self.fp8_linears = dict(subject.step.parts.fp8_linears)
+        self.loader_workers = getattr(subject.step.workload, "loader_workers", None)
 
     def _profile_captured_ops(self, subject: Subject) -> None:
         """Profile a plain step for its ops: a replay dispatches none."""
@@ -84,6 +85,7 @@ class RanProbe(Probe):
             impls=self.impls,
             optimizer=self.optimizer,
             fp8_linears=self.fp8_linears,
+            loader_workers=self.loader_workers,
         )
 
 

@@ -10,16 +10,17 @@ import torch
 import torch._functorch.config
 
 from steplab.core import Mode, Recipe, RunSpec
-from steplab.core.errors import UserError, no_gpu
+from steplab.core.errors import Unsupported, UserError, no_gpu
 from steplab.modules.optimizer import ExtendedOptimizer, set_master_weights
 from steplab.modules.precision import round_bf16_sums
 from steplab.modules.rates import DeviceRates
 from steplab.step.graph import graph_step, make_capturable
 from steplab.step.hooks import HookGuard
-from steplab.step.prefetch import Prefetched
+from steplab.step.prefetch import Prefetched, started
 from steplab.step.step import Step
 from steplab.techniques.recipes import PARALLEL, check_recipe, lacks_scheme, technique
 from steplab.techniques.technique import StepParts
+from steplab.workloads.user_model import UserWorkload
 from steplab.workloads.workload import Workload, find_workload
 
 
@@ -58,6 +59,12 @@ def build_step(
     chosen = [(technique(name), settings) for name, settings in recipe.techniques.items()]
     for found, settings in sorted(chosen, key=lambda pair: pair[0].stage):
         found.apply(parts, settings)
+    if parts.loader_workers and not isinstance(workload, UserWorkload):
+        raise Unsupported(
+            "prefetch.workers is for models of your own that read a DataLoader: this workload "
+            "makes its batches itself.",
+            "Leave workers out of the recipe.",
+        )
     optimizer = None
     if mode == "full":
         optimizer = workload.optimizer(model, **parts.optimizer_options)
@@ -86,10 +93,17 @@ def _reads_rates_on_device(parts: StepParts, optimizer: torch.optim.Optimizer) -
     return is_compiled or is_captured or isinstance(optimizer, ExtendedOptimizer)
 
 
-def micro_batches(step: Step, spec: RunSpec) -> Iterator[list[Any]]:
-    """Yield what one call of the step takes: a list of `spec.accumulate` micro-batches."""
+def micro_batches(step: Step, spec: RunSpec, workers: int = 0) -> Iterator[list[Any]]:
+    """Yield what one call of the step takes: a list of `spec.accumulate` micro-batches.
+
+    `workers` processes make them, as a measurement asks for. Whoever compares numbers leaves them
+    out: a dataset that draws random numbers draws others in each process.
+    """
     device, ahead = step.parts.device, step.parts.batches_ahead
-    stream = iter(step.workload.batches(spec.batch, device, spec.seed))
+    if workers and isinstance(step.workload, UserWorkload):
+        stream = started(step.workload.batches(spec.batch, device, spec.seed, workers))
+    else:
+        stream = iter(step.workload.batches(spec.batch, device, spec.seed))
     if step.parts.scheme is not None:
         # Micro-batch number g of a step belongs to rank g % ranks, so that all ranks together see
         # what one rank would see.

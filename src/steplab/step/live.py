@@ -26,7 +26,8 @@ class LiveStep:
     def __init__(self, spec: RunSpec, progress: Callable[[str], None]) -> None:
         torch._dynamo.reset()  # before the model is made, which may compile something by itself
         step = assemble(spec)
-        self.subject = Subject(step, micro_batches(step, spec), spec, capture_environment())
+        feed = micro_batches(step, spec, step.parts.loader_workers)
+        self.subject = Subject(step, feed, spec, capture_environment())
         self.compilation = CompilationProbe()
         self.compilation.begin(self.subject)
         settle(self.subject, step.parts.settle_steps, progress)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from steplab.core.errors import UserError
 
 
 class Prefetched:
@@ -34,6 +37,11 @@ class Prefetched:
 
     def __next__(self) -> Any:
         """Return the next batch; an error while it was made is raised here."""
+        if not self._pending:
+            raise UserError(
+                "This loader is read anew since: a later step.batches(loader) ended this reading.",
+                "Read one epoch after the other, or give each its own loader.",
+            )
         batch, done = self._pending.popleft().result()
         self._fetch_next()
         if done is not None:
@@ -45,8 +53,27 @@ class Prefetched:
                     leaf.record_stream(current)
         return batch
 
+    def close(self) -> None:
+        """Stop reading the stream; a batch that is being made is waited for."""
+        for waiting in self._pending:
+            waiting.cancel()
+        self._thread.shutdown(wait=True)
+        self._pending.clear()
+
     def _fetch_next(self) -> None:
         self._pending.append(self._thread.submit(_fetch, self._stream, self._side))
+
+
+def started(stream: Iterator[Any]) -> Iterator[Any]:
+    """Return the stream with its first batch made, by the thread that calls this.
+
+    Workers of a DataLoader are forked with the first batch. A fork from beside a thread that
+    computes may copy a lock that nobody gives back.
+    """
+    try:
+        return chain((next(stream),), stream)
+    except StopIteration:
+        return iter(())
 
 
 def _fetch(stream: Iterator[Any], side: torch.cuda.Stream | None) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -22,6 +23,7 @@ from steplab.workloads.workload import StepOutput, Workload
 
 if TYPE_CHECKING:
     from steplab.step.graph import StepGraph
+    from steplab.step.prefetch import Prefetched
 
 Watch = Callable[[str], contextlib.AbstractContextManager[Any]]
 CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
@@ -65,6 +67,8 @@ class Step:
         self.graph: StepGraph | None = None
         self.reaches_model = False  # whether a backward pass has been seen to reach the model
         self.awaits_batches = False  # whether the recipe prefetches and `batches` is still to come
+        # The user's loaders: the one with workers that stands for each, and its latest reading.
+        self.loaders: WeakKeyDictionary[Any, tuple[Iterable[Any], Prefetched]] = WeakKeyDictionary()
         # A model that trains as a whole may keep some layers in eval mode: they stay there.
         if mode == "infer":
             parts.model.eval()
@@ -118,15 +122,26 @@ class Step:
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield a loader's batches on the device of the step, as far ahead as `prefetch` says.
 
-        With prefetch a thread reads the loader: batches are made and copied during the step.
+        With prefetch a thread reads the loader: batches are made and copied during the step. With
+        its workers, processes make them for a DataLoader, and stay for its next epoch.
         """
-        from steplab.step.prefetch import Prefetched
-        from steplab.workloads.user_batches import to_device
+        from steplab.step.prefetch import Prefetched, started
+        from steplab.workloads.user_batches import to_device, with_workers
 
+        device, ahead = self.parts.device, self.parts.batches_ahead
+        workers = self.parts.loader_workers
         self.awaits_batches = False
-        moved = (to_device(batch, self.parts.device) for batch in loader)
-        ahead = self.parts.batches_ahead
-        return Prefetched(moved, self.parts.device, ahead) if ahead else moved
+        if not workers:
+            moved = (to_device(batch, device) for batch in loader)
+            return Prefetched(moved, device, ahead) if ahead else moved
+        if loader in self.loaders:
+            own, before = self.loaders[loader]
+            before.close()  # two readings would take batches from one another
+        else:
+            own = with_workers("step.batches", loader, workers, device.type == "cuda")
+        reading = Prefetched(started(to_device(batch, device) for batch in own), device, ahead)
+        self.loaders[loader] = own, reading
+        return reading
 
     def run(self, micro_batches: Sequence[Any]) -> StepOutput:
         """Run one step op by op."""

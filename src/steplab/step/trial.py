@@ -78,7 +78,8 @@ class ProbedStep:
         self.clock = self.probes.pop("clock")  # opened last and closed first
         torch._dynamo.reset()  # before the model is made, which may compile something by itself
         step = assemble(run.spec)
-        self.subject = Subject(step, micro_batches(step, run.spec), run.spec, run.environment)
+        feed = micro_batches(step, run.spec, step.parts.loader_workers)
+        self.subject = Subject(step, feed, run.spec, run.environment)
         for probe in self.probes.values():
             probe.begin(self.subject)
 

@@ -64,6 +64,7 @@ class StepParts:
     graph_warmup: int = 0  # plain steps before the step is captured; 0: no capture
     scheme: Scheme | None = None  # how several ranks share the step; None: one device alone
     batches_ahead: int = 0  # batches fetched while a step runs; 0: none
+    loader_workers: int = 0  # processes of the user's DataLoader; 0: as it says itself
 
 
 class Technique:

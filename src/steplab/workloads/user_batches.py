@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from steplab.core.errors import UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.workloads.misuse import BATCHES, describe
 
 
@@ -25,7 +25,7 @@ def endless_batches(
     """
     epoch: Iterable[Any] = ()
     for passes in itertools.count():
-        if passes == 0 or iter(epoch) is epoch:
+        if passes == 0 or isinstance(epoch, Iterator):
             epoch = _check_epoch(where, batches(size), size)
         any_batch = False
         for batch in _whole_batches(where, epoch, size):
@@ -33,6 +33,44 @@ def endless_batches(
             yield to_device(batch, device)
         if not any_batch:
             raise _no_batch(where, size, passes)
+
+
+def with_workers(where: str, found: Any, workers: int, pinned: bool) -> DataLoader[Any]:
+    """Return a DataLoader that gives what `found` gives, in its order, made by `workers` processes.
+
+    They stay from epoch to epoch. `pinned`: batches lie in memory from which a GPU can copy while
+    it computes.
+    """
+    asked = f"{where}: prefetch.workers={workers} asks for"
+    leave_out = "Leave workers out of the recipe: a thread fetches ahead without them."
+    if not isinstance(found, DataLoader):
+        raise Unsupported(f"{asked} a DataLoader; the batches are {describe(found)}.", leave_out)
+    if isinstance(found.dataset, IterableDataset):
+        raise Unsupported(
+            f"{asked} a dataset with an index: of an IterableDataset each worker reads everything.",
+            leave_out,
+        )
+    if type(found).__iter__ is not DataLoader.__iter__:
+        kind = type(found).__name__
+        raise Unsupported(f"{asked} torch's own DataLoader, not {kind}.", leave_out)
+    if found.batch_size is None and found.batch_sampler is not None:
+        order: dict[str, Any] = {"batch_sampler": found.batch_sampler}
+    else:
+        order = {"batch_size": found.batch_size, "sampler": found.sampler}
+        order["drop_last"] = found.drop_last
+    return DataLoader(
+        found.dataset,
+        **order,
+        num_workers=workers,
+        persistent_workers=True,
+        pin_memory=pinned or found.pin_memory,
+        collate_fn=found.collate_fn,
+        timeout=found.timeout,
+        worker_init_fn=found.worker_init_fn,
+        multiprocessing_context=found.multiprocessing_context,
+        generator=found.generator,
+        prefetch_factor=found.prefetch_factor,
+    )
 
 
 def _check_epoch(where: str, found: Any, size: int) -> Iterable[Any]:

@@ -161,6 +161,7 @@ class UserWorkload:
         self.name = name
         self.built: UserModel | None = None
         self.loss_seen = False  # whether the loss has been called
+        self.loader_workers: int | None = None  # of the DataLoader that is read; None: of none
 
     def model(self) -> nn.Module:
         """Call the factory and return its model, on torch's default device."""
@@ -193,11 +194,23 @@ class UserWorkload:
         misuse.check_tokens(self.name, built.tokens_per_sequence)
         self.built = built
 
-    def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Any]:
-        """Yield the factory's batches without end, moved to the device."""
-        from steplab.workloads.user_batches import endless_batches
+    def batches(
+        self, batch: int, device: torch.device, seed: int, workers: int = 0
+    ) -> Iterator[Any]:
+        """Yield the factory's batches without end, moved to the device.
 
-        return endless_batches(self.name, self._user_model.batches, batch, device)
+        `workers` processes make them, where they come from a DataLoader; 0: as many as it has.
+        """
+        from steplab.workloads.user_batches import endless_batches, with_workers
+
+        def epoch(size: int) -> Iterable[Any]:
+            found = self._user_model.batches(size)
+            if workers:
+                found = with_workers(self.name, found, workers, device.type == "cuda")
+            self.loader_workers = getattr(found, "num_workers", None)
+            return found
+
+        return endless_batches(self.name, epoch, batch, device)
 
     def loss(self, model: nn.Module, batch: Any) -> StepOutput:
         """Call the user's loss; the first time, see that it leaves the backward pass to the step.

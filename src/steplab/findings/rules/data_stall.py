@@ -4,9 +4,10 @@ What it sees: more than 5 % of the step goes into waiting for a batch: in torch'
 clock saw it in steps without a profiler; in ranges of the loader, or in Python of a loader in a
 loop of one's own, which the stack shows.
 Why it costs: once the queue of launched work is empty, the device idles until the batch arrives.
-Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes; a loop of
-your own needs the same, from pinned memory. A loader that has workers already needs more of them,
-or a collate_fn that returns tensors: arrays go through a pipe.
+Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes, with its
+`workers` where the loader has none; a loop of your own needs the same, from pinned memory. A loader
+that has workers already needs more of them, or a collate_fn that returns tensors: arrays go
+through a pipe.
 When it is wrong: on CUDA without a trace, where fetching can overlap with work still queued. On a
 CPU workers hand a batch over in about 1 ms: a note where they save less than 5 % of the step.
 """
@@ -27,6 +28,8 @@ PIPED = 2**20
 # What a batch takes that a worker has ready: 0.8 to 1.1 ms on two slow cores, 0.07 to 0.14 beside
 # an H200.
 HANDOVER_MS, HANDOVER_BESIDE_GPU_MS = 1.0, 0.2
+# Ranges of a DataLoader have the name of its iterator's class.
+SINGLE, MULTIPLE = "_SingleProcessDataLoader", "_MultiProcessingDataLoader"
 SLOW_WORKERS = (
     "make each sample cheaper or give the loader more workers: those it has are slower than the "
     "step"
@@ -68,11 +71,12 @@ def _remedy(case: Case) -> str:
         )
     if _has_workers(case):
         return SLOW_WORKERS
+    recipe = "prefetch.workers=2" if _has_range(case, SINGLE) else "prefetch=2"
     workers = "num_workers=2, persistent_workers=True"
     if _on_cpu(case):
-        return f"prefetch=2; in a loop of your own DataLoader(..., {workers})"
+        return f"{recipe}; in a loop of your own DataLoader(..., {workers})"
     return (
-        f"prefetch=2; in a loop of your own DataLoader(..., {workers}, pin_memory=True), and "
+        f"{recipe}; in a loop of your own DataLoader(..., {workers}, pin_memory=True), and "
         "copies with non_blocking=True"
     )
 
@@ -130,11 +134,11 @@ def _has_workers(case: Case) -> bool:
     clock = case.run.clock if case.run is not None else None
     if clock is not None and clock.loader is not None:
         return clock.loader.workers > 0
-    return _has_range(case, "_MultiProcessingDataLoader")
+    return _has_range(case, MULTIPLE)
 
 
 def _has_range(case: Case, kind: str) -> bool:
-    """Whether a DataLoader's range, which has the name of its iterator's class, says so."""
+    """Whether a DataLoader of that kind was read."""
     if case.analysis is None:
         return False
     trace = case.analysis.trace
@@ -152,7 +156,7 @@ def _loader(case: Case) -> list[str]:
             *given,
             *made,
         ]
-    if _has_range(case, "_SingleProcessDataLoader"):
+    if _has_range(case, SINGLE):
         return ["the loader has no workers (num_workers=0)", *made]
     return made if _has_workers(case) else []
 
