@@ -14,6 +14,7 @@ import torch.nn.functional as F
 B, T, D, V = 3, 10, 12, 31
 H, G, S = 4, 2, 10
 ALONE, SAME, RIGHT = "alone", "same", "right"
+FLOAT = torch.float64  # of the inputs: torch's attention misreads an fp32 mask beside them
 
 
 def flat(x, w, y, **options):
@@ -189,7 +190,7 @@ def ones(*shape):
 
 
 def additive(shown, hidden=-math.inf):
-    return torch.zeros(S, S).masked_fill(~shown, hidden)
+    return torch.zeros(S, S, dtype=FLOAT).masked_fill(~shown, hidden)
 
 
 def repeat(k, n=H // G):
@@ -216,7 +217,7 @@ def filled_through_a_view(q, k, v):
 
 
 def filled_later(q, k, v):
-    mask = torch.zeros(S, S)
+    mask = torch.zeros(S, S, dtype=FLOAT)
     mask.masked_fill_(~ones(S, S).tril(), -math.inf)
     return attend(q, k, v, mask)
 
@@ -262,9 +263,7 @@ MASKS = {
     ),
     "-inf causal": (lambda q, k, v: attend(q, k, v, additive(ones(S, S).tril())), SAME),
     "least float causal": (
-        lambda q, k, v: attend(
-            q, k, v, additive(ones(S, S).tril(), torch.finfo(torch.float32).min)
-        ),
+        lambda q, k, v: attend(q, k, v, additive(ones(S, S).tril(), torch.finfo(FLOAT).min)),
         SAME,
     ),
     "by positions": (
@@ -272,7 +271,7 @@ MASKS = {
         SAME,
     ),
     "triu of -inf": (
-        lambda q, k, v: attend(q, k, v, torch.triu(torch.full((S, S), -math.inf), 1)),
+        lambda q, k, v: attend(q, k, v, torch.triu(torch.full((S, S), -math.inf, dtype=FLOAT), 1)),
         SAME,
     ),
     "all visible": (lambda q, k, v: attend(q, k, v, ones(S, S)), SAME),

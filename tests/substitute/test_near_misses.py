@@ -23,6 +23,7 @@ from tests.substitute.near_misses import (
     S,
     T,
     V,
+    attend,
 )
 
 # By the definition, which a CPU can run.
@@ -80,6 +81,15 @@ def test_losses(name):
 def test_masks(name):
     q, k, v = normal(B, H, S, D), normal(B, H, S, D) + 0.1, normal(B, H, S, D) - 0.2
     check(*MASKS[name], (q, k, v), "attention")
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+def test_a_mask_of_an_fp32_model(hidden):
+    def causal(q, k, v):
+        return attend(q, k, v, torch.full((S, S), hidden).triu(1))
+
+    inputs = [normal(B, H, S, D).float() + offset for offset in (0, 0.1, -0.2)]
+    check(causal, SAME, inputs, "attention", 1e-5)
 
 
 @pytest.mark.parametrize("name", NORMS)

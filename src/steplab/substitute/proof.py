@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
+from steplab.kernels.fp64_masks import Fp64Masks
 from steplab.substitute.match import Declined, Match, is_method, value_of
 from steplab.substitute.modes import autocasts_around
 
@@ -163,6 +164,8 @@ def _extract(match: Match, build: Build, wide: bool) -> Callable[..., Any]:
         with contextlib.ExitStack() as stack:  # the model's autocasts inside the step's; or none
             for arguments in autocasts:
                 stack.enter_context(torch.autocast(*arguments))
+            if wide:
+                stack.enter_context(Fp64Masks())
             return run(*tensors)
 
     return form

@@ -18,6 +18,7 @@ from torch import nn
 
 from steplab.core import PLAIN, RunSpec
 from steplab.core.errors import MeasurementError, SteplabError, Unsupported, UserError
+from steplab.kernels.fp64_masks import Fp64Masks
 from steplab.modules.adam_8bit import round_moments, rounded_parameters
 from steplab.modules.fp8 import (
     PAYS,
@@ -184,7 +185,7 @@ def _plain_snapshot(shape: GateShape, name: str) -> NumericsSnapshot:
             with rounding:
                 return replace(take_snapshot(step, spec, rate, curves=curves), exact=False)
         step.model.double()
-        with rounding:
+        with rounding, Fp64Masks():
             return take_snapshot(step, spec, rate, doubled=True, curves=curves)
     return take_snapshot(step, spec, rate, curves=curves)
 

@@ -152,6 +152,7 @@ HONEST = [
     "sampled",
     "skipped_layers",
     "complex_buffers",
+    "fp32_mask",
     "reparametrized",
     "teacher_and_queue",
     "gradient_penalty",

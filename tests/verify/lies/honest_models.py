@@ -434,6 +434,23 @@ def complex_buffers():
     return steplab.UserModel(model, tokens, next_token)
 
 
+class MaskedAttention(RotaryAttention):
+    """Makes its mask in every pass, in fp32 whatever the model's dtype."""
+
+    def forward(self, x):
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mask = torch.full((T, T), -torch.inf, dtype=torch.float32).triu(1)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + mixed.transpose(1, 2).reshape(B, T, D)
+
+
+def fp32_mask():
+    model = Language()
+    model.blocks = nn.ModuleList(MaskedAttention(32) for _ in range(2))
+    return steplab.UserModel(model, tokens, next_token)
+
+
 def reparametrized():
     """Weights that are computed from others; one by a power iteration that lives in buffers."""
     net = nn.Sequential(spectral_norm(nn.Linear(16, 32)), nn.GELU(), weight_norm(nn.Linear(32, 4)))
