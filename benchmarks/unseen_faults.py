@@ -41,6 +41,7 @@ SETS = [
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
 ]
 
 
