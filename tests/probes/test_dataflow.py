@@ -18,6 +18,7 @@ from steplab.core import Dataflow
 from steplab.core.dataflow import (
     BACKWARD_AGAIN,
     CAST_AGAIN,
+    CAUSAL_MASK,
     CONSTANT,
     COPIED_OVER,
     COPIED_ROWS,
@@ -857,10 +858,9 @@ def test_an_average_that_is_computed_anew_and_copied_over():
     assert all(set(counts) == {NEEDED} for counts in verdicts(Loop(after=moved)).values())
 
 
-@pytest.mark.parametrize(("window", "letter"), [(32, MASKED[2]), (90, MASKED[1]), (512, NEEDED)])
+@pytest.mark.parametrize(("window", "letter"), [(32, MASKED[2]), (90, MASKED[1]), (300, NEEDED)])
 @pytest.mark.parametrize("fused", [True, False])
 def test_scores_that_a_mask_leaves_out(window, letter, fused):
-    """A window of 512 is the causal mask, which leaves out half."""
     behind = torch.arange(512)[:, None] - torch.arange(512)
     mask = (behind >= 0) & (behind < window)
     project = nn.Linear(8, 512)
@@ -873,6 +873,52 @@ def test_scores_that_a_mask_leaves_out(window, letter, fused):
 
     name = "aten::_scaled_dot_product_flash_attention_for_cpu" if fused else "aten::_softmax"
     assert verdicts(Loop(attended))[name] == {letter: 1}
+
+
+CAUSAL = torch.ones(256, 256, dtype=torch.bool).tril()
+HIDDEN = torch.zeros(2, 1, 256, 256).masked_fill(~CAUSAL, -1e9)
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal"),
+    {
+        "booleans": (CAUSAL, True),
+        "numbers": (HIDDEN, True),
+        "numbers in 16 bits": (HIDDEN.bfloat16(), True),
+        "not itself": (CAUSAL.tril(-1) | torch.eye(256, dtype=torch.bool).roll(1, 0), False),
+        "one more": (CAUSAL | CAUSAL.roll(-1, 0), False),
+        "a prefix": (CAUSAL | (torch.arange(256) < 128), False),
+        "two documents": (
+            CAUSAL & (torch.arange(256) >= 128 * (torch.arange(2) > 0)[:, None, None])[:, None],
+            False,
+        ),
+        "with a bias": (HIDDEN - 0.1 * torch.arange(256), False),
+        "all": (torch.zeros(256, 256), False),
+    }.values(),
+)
+def test_a_mask_that_says_no_more_than_is_causal(mask, causal):
+    project = nn.Linear(8, 2 * 256)
+
+    def attended(x):
+        q = (
+            project(x)
+            .mean(0)
+            .view(2, 1, 256, 1)
+            .to(mask.dtype if mask.is_floating_point() else x.dtype)
+        )
+        return x + F.scaled_dot_product_attention(q, q, q, attn_mask=mask).float().mean()
+
+    found = verdicts(Loop(attended))["aten::_scaled_dot_product_flash_attention_for_cpu"]
+    assert (found == {CAUSAL_MASK: 1}) == causal
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
+def test_labels_that_the_loss_ignores(share):
+    labels = torch.randint(8, (100,))
+    labels[: int(100 * share)] = -100
+    head = nn.Linear(8, 8 * 100)
+    loop = Loop(lambda x: x + F.cross_entropy(head(x).mean(0).view(100, 8), labels))
+    assert record_dataflow(Fed(loop))[0].ignored == pytest.approx(share)
 
 
 class Masked(nn.Module):

@@ -23,6 +23,7 @@ UNMOVED = "KLMNO"  # so many tenths of what it updates in place stay as they wer
 COPIED_OVER = "k"  # made anew element by element, then copied over what is older than the step
 UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
 MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9
+CAUSAL_MASK = "l"  # fused attention with a mask that hides exactly the keys to come
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
 # Rows that are copies of fewer ones, each computed at least so often: 2, 4, 8 and on to 1024.
 COPIED_ROWS = "ABCDEFGHIJ"
@@ -119,3 +120,4 @@ class Dataflow:
     frozen_casts: FrozenCasts | None = None
     equal_weights: EqualWeights | None = None
     idle_state: IdleState | None = None
+    ignored: float = 0.0  # share of the class numbers of a loss that it leaves out: ignore_index

@@ -68,7 +68,7 @@ from steplab.probes.op_traits import (
     is_random,
     is_zero,
     left_out,
-    masked_tenths,
+    masked_scores,
     plain_arguments,
     random_state,
     share_of_large,
@@ -87,6 +87,7 @@ from steplab.probes.value_graph import (
     repeated,
 )
 from steplab.probes.value_samples import (
+    ignored_share,
     padded_share,
     samples,
     unmoved_share,
@@ -182,6 +183,7 @@ class _Seen:
 
     ops: list[WatchedOp] = field(default_factory=list)
     padding: float = 0.0
+    ignored: float = 0.0
     fresh: bool = False  # something that the step before did not read
 
 
@@ -228,7 +230,7 @@ class _Watcher(TorchDispatchMode):
         if len(self.seen.ops) % LOOKED_AT == 0:
             self.switches.update(modes_around(self))
         random = random_state(func, args) if is_random(func, args, given) else None
-        zeros = self.zeros.letter(func, args) or masked_tenths(func, args, given)
+        zeros = self.zeros.letter(func, args) or masked_scores(func, args, given)
         updated = samples(self._updated(func, args, given))
         untaken = untaken_input(func, args) if isinstance(func, OpOverload) else None
         out = func(*args, **given)
@@ -265,6 +267,7 @@ class _Watcher(TorchDispatchMode):
             frozen_casts=self.casts.result(),
             equal_weights=equal_weights(self._read_only(held_tensors().frozen)),
             idle_state=idle_state(self.values.keys() | self.before.storages),
+            ignored=self.seen.ignored,
         )
 
     def _read_only(self, storages: frozenset[int]) -> set[int]:
@@ -412,6 +415,7 @@ class _Watcher(TorchDispatchMode):
             self._note_opaque(name, inputs, outputs)
             return
         self._look_at_table(name, args)
+        self.seen.ignored = max(self.seen.ignored, ignored_share(func, args))
         written = written_tensors(func, args, kwargs)
         read = {storage_number(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if storage_number(tensor) not in read]

@@ -10,9 +10,9 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from steplab.core.dataflow import MASKED
+from steplab.core.dataflow import CAUSAL_MASK, MASKED
 from steplab.probes.op_tensors import is_plain, storage_number, tensors_of
-from steplab.probes.value_samples import masked_share
+from steplab.probes.value_samples import hides_keys_to_come, masked_share
 from steplab.probes.zeros import LARGE_TENSOR
 
 FACTORS_ONLY = frozenset(f"aten::{name}" for name in ("mul", "mm", "bmm"))
@@ -43,12 +43,14 @@ def is_zero(name: str, args: Any, zeros: list[bool]) -> bool:
     return linear and bool(zeros) and zeros[0]
 
 
-def masked_tenths(func: Any, args: Any, kwargs: Any) -> str:
-    """Return the letter for the tenths of scores that a mask leaves out, from seven on."""
+def masked_scores(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the letter for the tenths of scores that a mask leaves out, or for a causal mask."""
     if not isinstance(func, OpOverload) or not all(map(is_plain, tensors_of((args, kwargs)))):
         return ""
     tenths = min(9, int(10 * masked_share(func, args, kwargs) + 1e-9))
-    return MASKED[tenths - 7] if tenths >= 7 else ""
+    if tenths >= 7:
+        return MASKED[tenths - 7]
+    return CAUSAL_MASK if hides_keys_to_come(func, args, kwargs) else ""
 
 
 def left_out(func: OpOverload, args: Any, out: Any, place: int = 0) -> int | None:

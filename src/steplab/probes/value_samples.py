@@ -17,6 +17,7 @@ LEAST_SCORES = 256  # queries and keys of an attention whose mask is worth a loo
 MASKED_SCORE = -1e4  # and below; fp16 ends at -6.5e4, bf16 and fp32 are masked with -1e9 or -inf
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 MASKS = ("attn_mask", "attn_bias")
+LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 
 
 def zero_shares(tensor: Tensor) -> tuple[float, float]:
@@ -44,6 +45,38 @@ def masked_share(func: OpOverload, args: Any, kwargs: Any) -> float:
         sample = scores[_places(scores)]
         masked = ~sample if sample.dtype == torch.bool else sample <= MASKED_SCORE
         return float(masked.float().mean())
+
+
+def hides_keys_to_come(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Return whether a fused attention's mask hides the keys behind each query, and nothing else.
+
+    By samples, and by both sides of the diagonal.
+    """
+    mask = _mask_of(func, args, kwargs)
+    if mask is None or mask.dim() < 2 or mask.shape[-2] != mask.shape[-1]:
+        return False
+    if mask.shape[-1] < LEAST_SCORES:
+        return False
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        *batch, query, key = _places(mask)
+        for other in (key, query, (query + 1) % mask.shape[-1]):
+            sample, later = mask[(*batch, query, other)], other > query
+            hidden = ~sample if sample.dtype == torch.bool else sample <= MASKED_SCORE
+            shown = sample if sample.dtype == torch.bool else sample == 0
+            if not bool(torch.where(later, hidden, shown).all()):
+                return False
+    return True
+
+
+def ignored_share(func: Any, args: Any) -> float:
+    """Return the share of the class numbers that a loss is told to ignore; 0 for what is none."""
+    if not isinstance(func, OpOverload) or func._schema.name not in LOSSES:
+        return 0.0
+    targets, ignored = args[1], args[4]
+    if targets.numel() < LEAST_CHOICES:
+        return 0.0
+    with torch.no_grad():
+        return float((targets == ignored).float().mean())
 
 
 def untaken_input(func: OpOverload, args: Any) -> Tensor | None:

@@ -19,6 +19,7 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
+from steplab.findings.deep_copying import deep_copied
 from steplab.findings.loops import PythonLoop, narrow_products, python_loops
 from steplab.findings.matmuls import attainable_rate, matmuls
 from steplab.findings.rows import Mask, Rows
@@ -41,7 +42,9 @@ def check(case: Case) -> Finding | None:
     rows = case.rows
     if rows is None:
         return None
-    narrow, loops = _narrow(case, rows), python_loops(rows)
+    copied = deep_copied(rows)  # by a loop of copy.deepcopy, which deep_copies tells
+    narrow = _narrow(case, rows)
+    loops = [one for one in python_loops(rows) if not (one.whole & copied).any()]
     if narrow is not None or case.on_device:
         return narrow or _on_device(case, rows, loops)
     # What optimizers do between operators is for split_optimizer.
