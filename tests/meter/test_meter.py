@@ -326,6 +326,17 @@ def test_formula_says_what_it_cannot_know() -> None:
     assert count_flops_per_token(nn.LayerNorm(4))[0] is None
 
 
+def test_a_much_slower_outlier_is_told_again(clock: FakeClock) -> None:
+    meter, lines = steplab.Meter(tiny_model(), inspect_step=None, dtype="fp32"), []
+    slow = {5: 20, 15: 30, 25: 400, 35: 500}
+    for number in range(40):
+        with meter.step(tokens=1):
+            clock.advance(2 + slow.get(number, 0))
+        if meter.due(10):
+            lines.append(meter.line())
+    assert ["outliers" in line for line in lines] == [True, False, True, False]
+
+
 def test_an_outlier_is_told_once_for_each_cause(clock: FakeClock) -> None:
     meter, lines = steplab.Meter(tiny_model(), inspect_step=None, dtype="fp32"), []
     for number in range(40):

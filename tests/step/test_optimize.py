@@ -163,6 +163,15 @@ def test_a_bare_batch_is_not_taken_apart(batch):
     assert torch.equal(before, model.weight)
 
 
+def test_inputs_and_targets_are_no_two_micro_batches():
+    """What a DataLoader gives for pairs is a list."""
+    step = steplab.optimize(nn.Linear(8, 1), lambda m, x: m(x).mean(), "plain")
+    for other in (torch.zeros(4, dtype=torch.int64), torch.zeros(4, 3)):
+        with pytest.raises(UserError, match="the parts of one"):
+            step([torch.ones(4, 8), other])
+    step([torch.ones(4, 8), torch.ones(3, 8)])  # the last one may have fewer rows
+
+
 def test_what_is_passed_by_mistake_is_named():
     model, loss = nn.Linear(8, 1), lambda m, x: m(x).mean()
     with pytest.raises(UserError, match="recipe is of type dict"):

@@ -287,6 +287,22 @@ def test_the_budget_ends_the_search_and_the_next_call_goes_on(climb):
     assert [rung.label for rung in second.rungs][:2] == ["a=true", "slow=true"]
 
 
+def test_a_search_that_has_tried_nothing_takes_what_there_is_time_for(climb):
+    """The slow one promises fifty times as much; in half a minute it cannot be had."""
+    world = World({"small": 0.9})
+    small = FakeTechnique({"kind:matmul": 0.05})
+    slow = FakeTechnique({"term:launch": 1.0, "kind:matmul": 1.0}, slow=True)
+    ladder = climb(world, {"small": small, "slow": slow}, minutes=0.3)
+    assert [rung.label for rung in ladder.rungs] == ["small=true"]
+    assert ladder.left == ("slow=true",)
+
+
+def test_what_ran_out_of_time_is_told_at_the_end(climb):
+    ladder = climb(World(broken={"a": "timeout"}), {"a": FakeTechnique(MATMUL)})
+    assert ladder.stopped.startswith("nothing else is left that could gain 2.0 %; 1 ran out of ")
+    assert "a larger --budget" in ladder.stopped
+
+
 def test_an_interrupted_search_goes_on_where_it_was(climb):
     world = World({"a": 0.5, "b": 0.8})
     techniques = {"a": FakeTechnique(MATMUL), "b": FakeTechnique(LAUNCH)}

@@ -14,7 +14,7 @@ from steplab.trace.ranks.analysis import RanksRecord
 
 NOTE_SHARE = 0.03  # of the step, or of the device's memory
 WIDTH = 100
-NO_FINDING = "no rule finds a fault that is worth 3 % of the"
+NO_FINDING = "no rule is sure of a fault that is worth 3 % of the"
 NOT_MEASURED = "no step was measured, so no rule can tell what slows it down"
 
 
@@ -73,7 +73,7 @@ class Findings(tuple[Finding, ...]):
             yield f"{NO_FINDING} {_whole(self.case)}" if self.case.step_ms > 0 else NOT_MEASURED
         if record.notes:
             yield ""
-            yield "notes: under 3 %, without effect, not sure, or the price of running op by op:"
+            yield "notes: small, not sure, or the price that every step like this pays:"
         for finding in record.notes:
             price = _stake(finding, self.case) if finding.ordinary else ""
             text = f"{finding.rule}{price}: {finding.claim}; {finding.remedy}"

@@ -14,6 +14,7 @@ from steplab.findings.matmuls import matmuls
 from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
+from steplab.trace.budget import data_ranges
 from steplab.trace.events import Codes, Ints
 from steplab.trace.lines import LINE_RANGE
 
@@ -54,6 +55,7 @@ def _loops(rows: Rows, modules: Codes | Ints, least: int) -> list[PythonLoop]:
     """Return lines that call one operator of one of these modules at least so many times."""
     work = rows.work
     forward = rows.labeled("phase", lambda label: label not in NOT_FORWARD) | _clipping(rows, least)
+    forward &= ~_fetching(rows)
     backward = rows.labeled("phase", lambda label: label == "backward")
     # All kernels of a replayed graph have one launch: they are no turns.
     replayed = np.diff(work.launched, prepend=-1) == 0
@@ -78,6 +80,15 @@ def _loops(rows: Rows, modules: Codes | Ints, least: int) -> list[PythonLoop]:
                 whole = _turning(rows, (forward | backward) & (work.function == function))
                 found[function] = PythonLoop(work.labels[line], *asked, whole)
     return list(found.values())
+
+
+def _fetching(rows: Rows) -> Mask:
+    """Return what runs while a batch is fetched: samples of a dataset are no loop of a model."""
+    mask: Mask = np.zeros(len(rows.work), dtype=bool)
+    has_op = (rows.work.op_row >= 0) & rows.inside
+    start = rows.source.ops.start[rows.work.op_row[has_op]]
+    mask[has_op] = data_ranges(rows.source).within(start, start + 1) > 0
+    return mask
 
 
 def _clipping(rows: Rows, least: int) -> Mask:

@@ -28,6 +28,7 @@ from steplab.meter.step_timer import PhaseScope, StepScope, StepTimer
 from steplab.probes.ran import quiet_profiler
 from steplab.workloads.misuse import check_model, describe
 
+AGAIN = 2  # times as long as the slowest step that was told of
 LOOKUP_TABLES = (nn.Embedding, nn.EmbeddingBag)  # not multiplied
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -89,6 +90,7 @@ class Meter:
         self._reading: Reading | None = None  # of the steps up to the last line
         self._read_rows = 0  # samples that a Reading has covered already
         self._notes: dict[str, str] = {}  # every note so far, one per topic
+        self._slowest_told: dict[str, float] = {}  # ms, by topic
 
     def step(self, tokens: int) -> StepScope:
         """Wrap one training step over `tokens` tokens, all its micro-batches together."""
@@ -212,7 +214,8 @@ class Meter:
     def _new_notes(self, reading: Reading, steps: Samples) -> tuple[str, ...]:
         """Return the notes on topics that had none so far; outliers are one topic for each cause.
 
-        So a loop whose every tenth step waits for data says so once.
+        So a loop whose every tenth step waits for data says so once, and again only when a step
+        takes more than AGAIN times as long as the slowest that was told for this cause.
         """
         peak = "impossible" if reading.is_impossible else "peak"
         unseen, no_dtype = self._timer.uninspected, self._timer.inspected.why_no_dtype
@@ -225,8 +228,14 @@ class Meter:
         causes = re.sub(
             r"[0-9.,]+ ?(us|ms|s|min)?", "", " ".join(sorted(set(steps.marks.values())))
         )
-        found[causes or "outliers"] = steps.outliers
+        topic = causes or "outliers"
+        slowest = max((steps.values[int(row)] for row in steps.marks), default=0.0)
+        if slowest > AGAIN * self._slowest_told.get(topic, slowest):
+            self._notes.pop(topic, None)
+        found[topic] = steps.outliers
         new = {key: text for key, text in found.items() if text and key not in self._notes}
+        if topic in new:
+            self._slowest_told[topic] = slowest
         self._notes |= new
         return tuple(new.values())
 

@@ -267,8 +267,18 @@ class Step:
 
 
 def _check_list(micro_batches: Any) -> None:
-    """Refuse a bare batch: a tensor would be taken apart, and each row trained on by itself."""
+    """Refuse a bare batch: a tensor would be taken apart, and each row trained on by itself.
+
+    A DataLoader's batch of inputs and targets is a list, too, of tensors that are not alike.
+    """
     if isinstance(micro_batches, list) and micro_batches:
+        kinds = {(m.dtype, m.shape[1:]) for m in micro_batches if isinstance(m, torch.Tensor)}
+        if len(kinds) > 1:
+            raise UserError(
+                f"A step takes a list of micro-batches, and these {len(micro_batches)} tensors are "
+                "the parts of one: their dtypes or shapes differ.",
+                "Call it as step([batch]).",
+            )
         return
     found = "an empty one" if isinstance(micro_batches, list) else type(micro_batches).__name__
     raise UserError(

@@ -73,6 +73,8 @@ def _raise_failure(result: CandidateResult) -> None:
         recipe = run.spec.recipe
         remedies = [technique(name).remedy(run) for name in recipe.techniques]
         remedy = next(filter(None, remedies), "") if run.status == "oom" else ""
+        if run.status == "timeout":
+            remedy = "a larger --budget, or a smaller --batch"
         raise kind(
             f"The recipe {recipe.label} cannot be measured: {run.status}, {run.reason}",
             remedy and f"Try {remedy}.",

@@ -98,18 +98,29 @@ class Climb:
             for proposal, reason in choice.not_worth:
                 self._leave(Untried(proposal.key, reason))
             if choice.best is None:
-                tried_nothing = len(self.ladder.rungs) == self.rungs_before
-                stopped = self._why_stopped(bool(choice.late), tried_nothing)
-                self._save(replace(self.ladder, stopped=stopped, left=choice.late))
+                told = {untried.label for untried in self.ladder.untried}
+                left = tuple(key for key in choice.late if key not in told)
+                stopped = self._why_stopped(bool(left))
+                self._save(replace(self.ladder, stopped=stopped, left=left))
                 return
             self._try(choice.best, self._spare_seconds(choice))
 
-    def _why_stopped(self, something_left: bool, tried_nothing: bool) -> str:
+    def _why_stopped(self, something_left: bool) -> str:
+        tried = self.ladder.rungs[self.rungs_before :]
         if not something_left:
-            return f"nothing is left that could gain {units.percent(MIN_SHARE)}"
+            late = [rung for rung in tried if rung.reason.startswith("timeout")]
+            worth = f"left that could gain {units.percent(MIN_SHARE)}"
+            if not late:
+                return f"nothing is {worth}"
+            return f"nothing else is {worth}; {len(late)} ran out of time: try a larger --budget"
         minutes = self.clock.seconds / 60
         budget = f"{minutes:g} minute{'s' * (minutes != 1)}"
-        if tried_nothing:  # the same command would end here again
+        if not tried and self.clock.elapsed > self.clock.seconds / 2:
+            return (
+                f"references and baseline took {self.clock.elapsed:.0f} s of {budget}, and nothing "
+                "fits into the rest; the same command goes on from here, or try a larger --budget"
+            )
+        if not tried:  # the same command would end here again
             return f"nothing of what is left fits into {budget}; try a larger --budget"
         if self.clock.left >= MIN_TRY:
             left = f"the {self.clock.left:.0f} s that were left of {budget}"

@@ -188,7 +188,8 @@ def choose(
 
     best = max(ready, key=promise, default=None)
     missed = max((promise(proposal) / proposal.effort for proposal in late), default=0.0)
-    if best is not None and promise(best) < FAR_LESS * missed:
+    # A search that has tried nothing takes what there is time for, however little it promises.
+    if best is not None and ladder.rungs and promise(best) < FAR_LESS * missed:
         best, late = None, untried
     others = tuple(proposal for proposal in ready if proposal is not best)
     return Choice(best, others, not_worth, tuple(proposal.key for proposal in late))

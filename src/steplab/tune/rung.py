@@ -119,7 +119,9 @@ def _measure_in_turns(
     try:
         turns = _alternate(champion.candidate, candidate, rung, champion, gate, timeout, view)
     except SteplabError as error:
-        failed = replace(rung, outcome="failed", reason=str(error), remedy=BOTH_MUST_FIT)
+        no_memory = any(word in str(error) for word in ("memory", "worker was lost"))
+        remedy = BOTH_MUST_FIT if no_memory else _STATUS["failed"]
+        failed = replace(rung, outcome="failed", reason=str(error), remedy=remedy)
         return RungResult(failed, None, result, lost=True)
     rung = _verdict(rung, turns, gate.objective)
     if _needs_confirmation(rung, candidate.spec.device):
