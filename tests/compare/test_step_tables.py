@@ -152,6 +152,8 @@ def test_two_that_were_measured_in_turns_are_named_by_what_differs():
     table = versus_table(first, rounds, second, rounds, "here")
     assert [row["mod"] for row in cells(table)] == ["dense", "top-k"]
     assert "recipe" not in cells(table)[0] and "width 64" in table.title
+    assert "2 rounds; a verdict needs 6 rounds or more" in table.note
+    assert "needs" not in versus_table(first, rounds * 3, second, rounds * 3, "here").note
 
 
 def test_limits():

@@ -10,6 +10,7 @@ import pytest
 
 import steplab.findings
 from steplab.core import Finding, Profile, Ran, Recipe, Samples, registry
+from steplab.core.errors import UserError
 from steplab.findings import Case, case_of_run, case_of_trace, explain, gain_share, is_note
 from steplab.findings.claims import Claim, settled
 from steplab.techniques.recipes import parse_recipe
@@ -140,6 +141,13 @@ def test_rows_by_call_and_by_what_is_around_them():
     groups = rows.totals("op", products)
     assert [(g.label, g.count) for g in groups] == [("aten::mm", 2)]
     assert rows.calls[-1].name == "" and np.array_equal(rows.call < len(rows.calls), rows.inside)
+
+
+def test_a_path_is_explained(tmp_path):
+    path = write_trace(tmp_path / "theirs.json", [range_("ProfilerStep#1", 0, 1_000_000)])
+    assert repr(explain(path)) == repr(explain(str(path))) == repr(explain(case_of_trace(path)))
+    with pytest.raises(UserError, match=r"no file .*nope\.json"):
+        explain("nope.json")
 
 
 def test_a_trace_file_is_a_case(tmp_path):

@@ -324,6 +324,22 @@ def test_formula_says_what_it_cannot_know() -> None:
     assert "48 weights of more than 2 dimensions not counted" in formula
     assert "16 frozen ones counted as trained" in formula
     assert count_flops_per_token(nn.LayerNorm(4))[0] is None
+    assert "own modules" not in formula
+
+
+def test_a_table_of_positions_may_not_be_a_factor() -> None:
+    model = nn.Module()
+    model.head, model.places = nn.Linear(8, 8), nn.Module()
+    assert "own modules" not in count_flops_per_token(model)[1]
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(64, 8))
+
+    model.places = Places()
+    flops, formula = count_flops_per_token(model)
+    assert flops == 6 * (64 + 512) and "512 of them parameters of own modules" in formula
 
 
 def test_a_much_slower_outlier_is_told_again(clock: FakeClock) -> None:

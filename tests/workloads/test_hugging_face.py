@@ -95,6 +95,10 @@ def test_settings_change_the_config(transformers, folder):
     assert len(model.model.layers) == 1 and model.config.rms_norm_eps == 1e-5
     with pytest.raises(UserError, match=r"no field 'hiden_size'.* Did you mean 'hidden_size'"):
         open_model(folder(), settings="hiden_size=8")
+    with pytest.raises(
+        UserError, match=r"transformers refuses this config of llama: .*hidden_size"
+    ):
+        open_model(folder(), settings="hidden_size=abc")
 
 
 def test_a_config_is_data(transformers, folder):

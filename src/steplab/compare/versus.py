@@ -33,9 +33,10 @@ def versus_table(
         (*_measured(first, axes, a), 1.0, "", "baseline"),
         (*_measured(second, axes, b), interval.ratio, span, verdict),
     )
+    few = f"; a verdict needs {MIN_SAMPLES} rounds or more" if len(a) < MIN_SAMPLES else ""
     note = (
-        f"measured in turns by two live workers, {len(a)} rounds; bootstrap interval over rounds "
-        f"at {CONFIDENCE:.0%}\n{conditions}"
+        f"measured in turns by two live workers, {len(a)} rounds{few}; bootstrap interval over "
+        f"rounds at {CONFIDENCE:.0%}\n{conditions}"
     )
     title = f"one against the other: {first.workload} {shared_text([first, second])}"
     return Table(title, columns, rows, note)

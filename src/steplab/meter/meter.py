@@ -263,20 +263,24 @@ def count_flops_per_token(model: nn.Module) -> tuple[float | None, str]:
 
     Six FLOPs for each weight of a matrix product: the 2-D parameters of all modules except
     embeddings, a shared one once. A head that is tied to the embedding is multiplied, so it
-    counts. The formula says what it leaves out.
+    counts. The formula says what it leaves out, and what it cannot know: whether a parameter of
+    somebody's own module is multiplied, or added like a table of positions.
     """
-    owned = [
-        parameter
+    owned = {
+        id(parameter): (parameter, type(module).__module__.startswith("torch."))
         for module in model.modules()
         if not isinstance(module, LOOKUP_TABLES)
         for parameter in module.parameters(recurse=False)
-    ]
-    distinct = list({id(parameter): parameter for parameter in owned}.values())
+    }
+    distinct = [parameter for parameter, _ in owned.values()]
+    bare = sum(p.numel() for p, is_of_torch in owned.values() if p.ndim == 2 and not is_of_torch)
     matrices = [parameter for parameter in distinct if parameter.ndim == 2]
     weights = sum(parameter.numel() for parameter in matrices)
     frozen = sum(parameter.numel() for parameter in matrices if not parameter.requires_grad)
     higher = sum(parameter.numel() for parameter in distinct if parameter.ndim > 2)
     words = [f"6 x {weights:,} matmul parameters per token", "attention not counted"]
+    if bare:
+        words.append(f"{bare:,} of them parameters of own modules: right if these multiply them")
     if higher:
         words.append(f"{higher:,} weights of more than 2 dimensions not counted")
     if frozen:

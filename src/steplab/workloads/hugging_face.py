@@ -208,7 +208,11 @@ def _model_config(word: str, settings: HuggingFaceSettings) -> Any:
     changes |= _read_settings(settings.settings, base)
     if "num_hidden_layers" in changes:
         data = {key: value for key, value in data.items() if key != "layer_types"}
-    config = config_class(**{**data, "model_type": kind, **changes})
+    try:
+        config = config_class(**{**data, "model_type": kind, **changes})
+    except Exception as error:
+        told = " ".join(str(error).split())
+        raise UserError(f"transformers refuses this config of {kind}: {told}") from None
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UserError(f"{shorten(word)} has {layers:,} layers, and {MOST_LAYERS:,} is the most.")
