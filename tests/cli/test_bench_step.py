@@ -49,8 +49,8 @@ def test_a_sweep_gives_rows_runs_and_files(tmp_path, capsys):
     assert len(runs) == 8 and len({run.group for run in runs}) == 1
 
 
-def test_nothing_measured_is_exit_4(tmp_path, capsys):
-    assert bench(tmp_path, "--mode", "full", "--recipe", "impl.attention=cudnn") == 4
+def test_nothing_measured_because_nothing_can_run_is_exit_3(tmp_path, capsys):
+    assert bench(tmp_path, "--mode", "full", "--recipe", "impl.attention=cudnn") == 3
     assert "No cell could be measured" in capsys.readouterr().err
 
 

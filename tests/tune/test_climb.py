@@ -228,6 +228,9 @@ def test_what_the_champion_has_compiled_is_expected_to_be_compiled_quickly():
     note_seconds(clock, Rung("optimizer", {"impl": "fused"}, fused, blocks, "kept", seconds=12.0))
     assert clock.expected(slow=True) == 36.0 and clock.expected(slow=True, warm=True) == 13.0
     assert clock.expected(slow=False, warm=True) == 10.0, "nobody has seen a plain one yet"
+    slow_step = SearchClock(600, 0.0)
+    note_seconds(slow_step, replace(cold, cold_seconds=5.0, warm_seconds=1.0))  # 32 without them
+    assert slow_step.expected(slow=False) == 24.0
 
 
 def test_a_rung_that_stopped_paying_is_taken_out(climb):

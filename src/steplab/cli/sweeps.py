@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from steplab.core import Run, units
-from steplab.core.errors import MeasurementError
+from steplab.core.errors import MeasurementError, Unsupported
 from steplab.store import Store
 
 
@@ -35,6 +35,11 @@ def print_count(runs: Sequence[Run], store: Store) -> None:
 
 
 def require_success(runs: Sequence[Run], failure: str = "No cell could be measured") -> None:
-    """Raise a MeasurementError with the first reason unless some Run is ok."""
+    """Raise an error with the first reason unless some Run is ok.
+
+    It is Unsupported where nothing was lacking but what this machine has.
+    """
     if all(run.status != "ok" for run in runs):
-        raise MeasurementError(f"{failure}; the first: {runs[0].reason.rstrip('.')}.")
+        unsupported = all(run.status == "unsupported" for run in runs)
+        kind = Unsupported if unsupported else MeasurementError
+        raise kind(f"{failure}; the first: {runs[0].reason.rstrip('.')}.")

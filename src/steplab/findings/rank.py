@@ -16,8 +16,8 @@ def explain(subject: Case | Run | Path | str) -> Findings:
     """Return the Findings of a case, the largest gain first, notes last; print them to read them.
 
     A Run brings its traces if this process has profiled or loaded it, or if it is in the default
-    store. A path is a trace of any origin, or a folder of one per rank. A rule is a file in `rules/` whose `RULE` takes a Case and returns a Finding, several,
-    or None.
+    store. A path is a trace of any origin, or a folder of one per rank. A rule is a file in
+    `rules/` whose `RULE` takes a Case and returns a Finding, several, or None.
     """
     case = _case_of(subject)
     found: list[Finding] = []

@@ -10,6 +10,7 @@ from typing import Protocol
 from steplab.core.ladder import Rung, Untried
 from steplab.tune.proposals import PLAIN_SECONDS, SLOW_SECONDS
 
+PLAIN_OF_WARM = 0.75  # of the seconds of a candidate whose compilation is left out
 CONFIRM_SHARE = 0.2  # of the budget at most, for two processes that confirm one small gain
 MIN_TIMEOUT = 60.0  # seconds, for what a search cannot do without: truth, baseline, last turns
 MIN_TRY = 10.0  # seconds that a candidate gets however little is left
@@ -132,7 +133,9 @@ class SearchClock:
         known = (slow and warm and self.taken_warm) or self.taken[slow]
         if known:
             return statistics.median(known)
-        plain = statistics.median(self.taken[False] or [PLAIN_SECONDS])
+        # Until a plain one was tried, those that compile tell what comparing with fp64 takes here.
+        unseen = max(PLAIN_SECONDS, PLAIN_OF_WARM * min(self.taken_warm, default=0.0))
+        plain = statistics.median(self.taken[False] or [unseen])
         return plain + SLOW_SECONDS - PLAIN_SECONDS if slow else plain
 
     def can_confirm(self, slow: bool, share: float = CONFIRM_SHARE) -> bool:
