@@ -414,8 +414,7 @@ class _Watcher(TorchDispatchMode):
         if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
             self._note_opaque(name, inputs, outputs)
             return
-        self._look_at_table(name, args)
-        self.seen.ignored = max(self.seen.ignored, ignored_share(func, args))
+        self._look_at_numbers(name, args)
         written = written_tensors(func, args, kwargs)
         read = {storage_number(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if storage_number(tensor) not in read]
@@ -690,8 +689,9 @@ class _Watcher(TorchDispatchMode):
             return False
         return self.cast_from.get(sources[0].writer) == outputs[0].dtype
 
-    def _look_at_table(self, name: str, args: Any) -> None:
-        """Note tables and who multiplies them; look for padding in ids that no model keeps."""
+    def _look_at_numbers(self, name: str, args: Any) -> None:
+        """Note tables and who multiplies them; look at ids that no model keeps, and at labels."""
+        self.seen.ignored = max(self.seen.ignored, ignored_share(name, args))
         if name in PRODUCTS:
             self.multiplied |= {self._origin(tensor) for tensor in tensors_of(args)}
         if name != "aten::embedding":
