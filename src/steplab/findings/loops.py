@@ -1,4 +1,7 @@
-"""Loops in Python: one operator over and over, or one input by many narrow weights in a row."""
+"""Loops in Python: one operator over and over, or one input by many narrow weights in a row.
+
+And that of `copy.deepcopy` over many tensors, by the storages that it hands out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from steplab.findings.module_calls import turning_lines
 from steplab.findings.rows import Mask, Rows
 from steplab.trace.analysis import UNATTRIBUTED
 from steplab.trace.budget import data_ranges
-from steplab.trace.events import Codes, Ints
+from steplab.trace.events import Codes, Ints, Trace
 from steplab.trace.lines import LINE_RANGE
 
 NOT_FORWARD = ("backward", "optimizer", "clip")
@@ -24,6 +27,10 @@ MIN_TURNS = 24
 MIN_SIBLINGS = 64  # modules of one list that one line calls: a deep model has fewer layers
 NARROW = 128  # columns of a product that a tile of the device could have twice over
 MIN_PRODUCTS = 8  # in a row
+MIN_TENSORS = 24
+PAUSE = 1_000_000  # ns between two tensors of one copy: a large one takes that
+HANDS_OUT = "aten::set_"
+PER_TENSOR = 2  # of it: the new storage gets a tensor of bytes, and the new tensor its storage
 _IN_LIST = re.compile(r"((?:.*\.)?\d+\..*)\.\d+(?:\..*)?")  # a list inside a list
 
 
@@ -182,3 +189,28 @@ def _around_products(rows: Rows, products: list[int]) -> tuple[str, Mask]:
         return name, rows.labeled("module", lambda label: label.startswith(heads))
     inside = rows.inside & np.isin(work.function, np.unique(work.function[products]))
     return labels[work.line[products[0]]], _turning(rows, inside, MIN_PRODUCTS)
+
+
+def stretches_of_copying(trace: Trace) -> tuple[Ints, Ints]:
+    """Return where in time (ns) many tensors in a row get a storage: begin and end of each."""
+    rows = np.flatnonzero(trace.named(trace.ops, HANDS_OUT.__eq__))
+    start = np.sort(trace.ops.start[rows])
+    if not len(start):
+        return start, start
+    cut = np.flatnonzero(np.diff(start) > PAUSE) + 1
+    first, last = np.append(0, cut), np.append(cut, len(start)) - 1
+    many = last - first + 1 >= PER_TENSOR * MIN_TENSORS
+    return start[first[many]], start[last[many]]
+
+
+def deep_copied(rows: Rows) -> Mask:
+    """Return the work that operators in those stretches launched."""
+    begin, end = stretches_of_copying(rows.source)
+    mask: Mask = np.zeros(len(rows.work), dtype=bool)
+    if not len(begin):
+        return mask
+    has_op = (rows.work.op_row >= 0) & rows.inside
+    at = rows.source.ops.start[rows.work.op_row[has_op]]
+    place = np.searchsorted(begin, at, "right") - 1
+    mask[has_op] = (place >= 0) & (at <= end[np.maximum(place, 0)])
+    return mask

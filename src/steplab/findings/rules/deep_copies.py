@@ -13,7 +13,7 @@ from __future__ import annotations
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.deep_copying import deep_copied, stretches_of_copying
+from steplab.findings.loops import deep_copied, stretches_of_copying
 
 SHARE = 0.03
 

@@ -19,8 +19,7 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.deep_copying import deep_copied
-from steplab.findings.loops import PythonLoop, narrow_products, python_loops
+from steplab.findings.loops import PythonLoop, deep_copied, narrow_products, python_loops
 from steplab.findings.matmuls import attainable_rate, matmuls
 from steplab.findings.rows import Mask, Rows
 
