@@ -3,6 +3,7 @@
 import gc
 import multiprocessing.util
 import os
+import random
 import re
 import signal
 import tempfile
@@ -19,6 +20,7 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="stepla
 from collections.abc import Generator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,11 +40,12 @@ try:
 except ImportError:  # a bare source tree, as for the GPU tests
     pass
 else:
-    # How long a busy machine takes to draw an example says nothing about the code.
-    settings.register_profile(
-        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
-    settings.load_profile("patient")
+    # How long a busy machine takes to draw an example says nothing about the code. A commit is
+    # judged by the same examples each time; `--hypothesis-profile drawn` looks for new ones.
+    patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("drawn", **patient)
+    settings.register_profile("repeatable", derandomize=True, **patient)
+    settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,6 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Begin every test, its fixtures too, with the same random numbers, whatever ran before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.random.default_generator.manual_seed(0)
 
 
 def pytest_collection_finish() -> None:

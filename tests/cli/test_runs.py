@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("rich")
 
 from steplab.cli.main import main
+from steplab.core import Column, Table
 from tests.store.test_store import make_run
 
 
@@ -73,3 +75,13 @@ def test_groups_by_their_beginning(store, filled, capsys):
 def test_an_empty_store_is_no_error(store, capsys):
     assert runs_command(store) == 0
     assert "0 Runs" in capsys.readouterr().out
+
+
+def test_what_has_no_time_or_no_loss_says_so(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    turns = Table("one against the other", (Column("recipe"),), (("plain",),))
+    store.save(replace(make_run(), losses=(float("nan"),)))
+    store.save(replace(make_run(), clock=None, tables={"versus": turns}))
+    assert runs_command(store) == 0
+    out = capsys.readouterr().out
+    assert "ok, loss not finite" in out and "ok, tables: versus" in out

@@ -16,7 +16,7 @@ from steplab.data.formats.time300b import SeriesWriter
 
 from .stubs import ListSeries
 
-QUICK = settings(max_examples=200, deadline=None, derandomize=True)
+QUICK = settings(max_examples=200)
 # Few different values: stretches that stand still, and holes, are frequent.
 VALUES = st.sampled_from([0.0, 1.0, 2.5, 7.0, -3.0, np.nan, np.inf])
 SERIES = st.lists(

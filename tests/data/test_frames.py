@@ -32,7 +32,7 @@ def parquet_bytes(table):
     return out.getvalue()
 
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True)
+QUICK = settings(max_examples=150)
 PARQUET = parquet_bytes(long_frame())
 
 

@@ -19,7 +19,7 @@ from steplab.data.windows import Windows
 
 from .stubs import write_raw
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True)
+QUICK = settings(max_examples=150)
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 ANY_JSON = st.recursive(
     SCALAR,

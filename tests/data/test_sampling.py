@@ -91,7 +91,7 @@ def test_a_position_travels_as_json():
     assert decode(Position, encode(position)) == position
 
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True)
+QUICK = settings(max_examples=150)
 PARTS = st.lists(st.integers(1, 60), min_size=2, max_size=6)
 
 

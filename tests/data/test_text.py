@@ -20,7 +20,7 @@ def write(folder, *contents):
     return paths
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.lists(st.binary(max_size=12), min_size=1, max_size=5), st.integers(1, 9), st.integers(1, 9)
 )

@@ -15,7 +15,7 @@ from steplab.data.formats.time300b import SeriesWriter, pack_sets, write_time300
 
 from .stubs import ListSeries
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=60)
 POINTS = st.lists(st.floats(width=32), max_size=12)
 
 

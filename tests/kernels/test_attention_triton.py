@@ -42,7 +42,7 @@ class Interpreted:
     def test_it_equals_the_definition(self, case):
         check(NAME, case, tiny=case.queries == 1)
 
-    @settings(max_examples=5, deadline=None, derandomize=True)
+    @settings(max_examples=5)
     @given(
         st.sampled_from([(1, 1), (2, 1)]),
         st.integers(1, 36),

@@ -57,7 +57,7 @@ def test_chunks_equal_the_definition(case, reduction):
     check(NAME, Case(**{**case.__dict__, "reduction": reduction}))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     st.integers(1, 70),
     st.integers(1, 24),

@@ -52,7 +52,7 @@ def test_a_network_is_one_expert(weighted):
         assert 0.02 < off(a, t) < TWO_ROUNDINGS
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(st.integers(1, 70), st.integers(1, 3), st.integers(1, 6), st.integers(0, 999))
 def test_groups_are_multiples_of_16_and_none_is_empty(tokens, chosen, experts, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -71,7 +71,7 @@ def test_groups_are_multiples_of_16_and_none_is_empty(tokens, chosen, experts, s
     assert torch.equal(expert_TK, experts_TK)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     st.lists(st.sampled_from([0, 1, 2, 17, 40]), min_size=1, max_size=4),
     st.floats(-30, 30),
@@ -112,7 +112,7 @@ def test_a_nan_is_seen_and_what_is_too_large_saturates():
     assert not results("fp8", case, [x, *rest], experts_TK, d_out)[0][4:].isnan().any()
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(st.floats(0, 2.0**126, width=32))
 def test_a_scale_is_the_least_power_of_two_that_fits(bound):
     scale = float(scale_for(torch.tensor(bound)))
@@ -130,7 +130,7 @@ def test_balanced_scales_share_what_a_row_is_smaller():
     assert ((first >= a) & (second >= b)).all()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.integers(-90, 100), st.integers(-90, 100), st.sampled_from([torch.float64, torch.bfloat16])
 )

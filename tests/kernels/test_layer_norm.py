@@ -51,7 +51,7 @@ def check(impl, passed=True, **case):
         assert_as_good_as(ours, theirs, exact, f"{impl} {case}")
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(2, 40), st.booleans(), st.booleans())
 def test_the_definition_is_torchs(rows, width, has_bias, has_added):
     tensors, _ = inputs(rows, width, torch.float64, torch.float64 if has_added else None, has_bias)
@@ -89,7 +89,7 @@ class Interpreted:
     def test_the_norm_equals_its_definition(self, case):
         check("triton_norm", **case)
 
-    @settings(max_examples=8, deadline=None, derandomize=True)
+    @settings(max_examples=8)
     @given(st.integers(1, 11), st.integers(2, 40), st.sampled_from([None, FP32, BF16]))
     def test_a_norm_of_any_shape_equals_its_definition(self, rows, width, added):
         check("triton_norm", rows=rows, width=width, added=added)

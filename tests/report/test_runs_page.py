@@ -81,3 +81,12 @@ def test_runs_that_cannot_be_read_are_not_said_to_be_missing(store, words, capsy
         assert "1 Run cannot be read" in capsys.readouterr().err
     assert main([*words, "--store", str(store.root)]) == 2
     assert "2 Runs cannot be read (the first one:" in capsys.readouterr().err
+
+
+def test_the_page_names_the_runs_that_it_leaves_out(store, tmp_path, capsys):
+    store.save(run_of())
+    damaged = store.save(run_of(name=new_run_id(run_of().spec)))
+    Path(damaged, "run.json").write_text("[]")
+    assert main(["report", "--store", str(store.root), "--out", str(tmp_path / "page.html")]) == 0
+    out = capsys.readouterr().out
+    assert "1 Run in" in out and f"left out {damaged.name}: " in out

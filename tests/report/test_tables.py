@@ -80,6 +80,13 @@ def test_headings_are_folded_before_what_people_read_in_one_piece(monkeypatch):
     assert max(map(len, text.splitlines())) <= 60
 
 
+def test_texts_are_folded_between_words_where_there_is_room_for_words(monkeypatch):
+    recipe = "bf16, compile=blocks, prefetch.workers=2"
+    table = Table("steps", (Column("recipe"), Column("reason")), ((recipe, "no gain " * 9),))
+    text = drawn(table, monkeypatch, 40)
+    assert all(word in text for word in recipe.split())
+
+
 def test_numbers_stay_whole_where_no_room_is_enough(monkeypatch):
     columns = tuple(Column(f"reading {i}", "GiB") for i in range(12))
     numbers = tuple(1234.0 + i for i in range(12))

@@ -9,6 +9,7 @@ from steplab.cli.command import Command
 from steplab.cli.flags import page_to_write
 from steplab.cli.runs import add_selection_flags, readable_runs, select_runs
 from steplab.core import units
+from steplab.core.errors import UserError
 from steplab.report.pages import write_runs_page
 from steplab.store import Store
 
@@ -24,9 +25,10 @@ def _run(args: argparse.Namespace) -> int:
     chosen = select_runs(store, args)
     runs = readable_runs(chosen, "report")
     write_runs_page(runs, args.out)
-    left = len(chosen) - len(runs)
-    unread = f"; {units.counted(left, 'Run')} cannot be read" if left else ""
-    print(f"{units.counted(len(runs), 'Run')} in {args.out}{unread}")
+    print(f"{units.counted(len(runs), 'Run')} in {args.out}")
+    for run_id, run in chosen:
+        if isinstance(run, UserError):
+            print(f"left out {run_id}: {run.message}")
     return 0
 
 

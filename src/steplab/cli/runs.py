@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -89,8 +90,18 @@ def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
             spec.recipe.label,
             spec.device,
         )
-        rows.append((run_id, *step, time, round(speed) if speed else "", run.status))
+        rows.append((run_id, *step, time, round(speed) if speed else "", _status(run)))
     return Table(f"{units.counted(len(rows), 'Run')} in {store.root}", tuple(columns), tuple(rows))
+
+
+def _status(run: Run) -> str:
+    """How a Run ended, that it does not train, and its tables where it has no time of its own."""
+    words: list[str] = [run.status]
+    if not all(map(math.isfinite, run.losses)):
+        words.append("loss not finite")
+    if run.clock is None and run.tables:
+        words.append(f"tables: {', '.join(run.tables)}")
+    return ", ".join(words)
 
 
 def add_selection_flags(parser: argparse.ArgumentParser) -> None:

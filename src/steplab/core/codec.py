@@ -47,6 +47,8 @@ def decode(kind: Any, data: JSON, where: str = "record") -> Any:
         items = _items(data, where)
         if args[-1] is not Ellipsis and len(args) != len(items):
             raise UserError(f"{where} must have {len(args)} items, not {len(items)}.")
+        if args[0] in (float, str) and {args[0]}.issuperset(map(type, items)):
+            return tuple(items)  # nothing to check one by one: most of a Run is samples
         return tuple(decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(data, dict):

@@ -21,30 +21,22 @@ def names(package: str, constant: str) -> list[str]:
     A member is a module whose source assigns `constant` at the start of a line, or a folder
     whose `__init__.py` does.
     """
-    found = []
-    for path in _folder(package).iterdir():
-        source = path / "__init__.py" if path.is_dir() else path
-        if path.stem == "__init__":  # the package itself may be a member of another registry
-            continue
-        if source.suffix == ".py" and source.is_file() and _assigns(source, constant):
-            found.append(path.stem)
-    return sorted(found)
+    entries = _folder(package).iterdir()
+    found = {path.stem for path in entries if path.is_dir() or path.suffix == ".py"}
+    return sorted(name for name in found if _is_member(package, name, constant))
 
 
 def summary(package: str, name: str) -> str:
     """Return the first line of a member's docstring, without importing it."""
-    path = _folder(package) / name
-    file = path / "__init__.py" if path.is_dir() else path.with_name(f"{name}.py")
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    docstring = ast.get_docstring(ast.parse(_source(package, name).read_text("utf-8"))) or ""
     return docstring.partition("\n")[0]
 
 
 def load(package: str, name: str, constant: str) -> Any:
     """Return the constant of the member `name`, or raise a UserError that names the nearest."""
-    known = names(package, constant)
-    if name not in known:
-        kind = constant.lower()
-        raise UserError(f"There is no {kind} called {name!r}.", did_you_mean(name, known))
+    if not (name.isidentifier() and _is_member(package, name, constant)):
+        known = did_you_mean(name, names(package, constant))
+        raise UserError(f"There is no {constant.lower()} called {name!r}.", known)
     return getattr(importlib.import_module(f"{package}.{name}"), constant)
 
 
@@ -55,6 +47,15 @@ def _folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _assigns(source: Path, constant: str) -> bool:
-    with source.open(encoding="utf-8") as lines:
-        return any(line.startswith((f"{constant} =", f"{constant}:")) for line in lines)
+def _source(package: str, name: str) -> Path:
+    path = _folder(package) / name
+    return path / "__init__.py" if path.is_dir() else path.with_name(f"{name}.py")
+
+
+def _is_member(package: str, name: str, constant: str) -> bool:
+    source = _source(package, name)
+    # The package itself may be a member of another registry.
+    if name == "__init__" or not source.is_file():
+        return False
+    text = f"\n{source.read_text('utf-8')}"
+    return f"\n{constant} =" in text or f"\n{constant}:" in text

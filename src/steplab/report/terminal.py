@@ -107,14 +107,17 @@ def _rich(table: Table, width: int) -> RichTable:
 
 
 def _column_widths(table: Table, room: int) -> list[int]:
-    """Return the characters of each column; headings are folded first, then the widest texts.
+    """Return the characters of each column.
 
-    Not by rich, which cuts numbers of a table that is too wide by one character.
+    Headings are folded first, then the widest texts: between words, and inside of them last. Not
+    by rich, which cuts numbers of a table that is too wide by one character.
     """
     indices = range(len(table.columns))
     widths = [_natural_width(table, i) for i in indices]
     whole_cells = [max(_heading_width(table, i), *_cell_widths(table, i)) for i in indices]
-    for least in (whole_cells, [_least_width(table, i) for i in indices]):
+    least_widths = [_least_width(table, i) for i in indices]
+    whole_words = [max(least_widths[i], _word_width(table, i)) for i in indices]
+    for least in (whole_cells, whole_words, least_widths):
         while _drawn_width(widths) > room:
             foldable = [i for i in indices if widths[i] > least[i]]
             if not foldable:
@@ -142,6 +145,13 @@ def _least_width(table: Table, index: int) -> int:
 def _heading_width(table: Table, index: int) -> int:
     """Return the characters of the longest word of a heading, which is folded between words."""
     return max(map(cell_len, table.columns[index].title.split()), default=1)
+
+
+def _word_width(table: Table, index: int) -> int:
+    """Return the characters of the longest word of a column's cells."""
+    digits = table.columns[index].digits
+    texts = (printable(cell_text(row[index], digits)) for row in table.rows)
+    return max((cell_len(word) for text in texts for word in text.split()), default=1)
 
 
 def _cell_widths(table: Table, index: int) -> list[int]:
