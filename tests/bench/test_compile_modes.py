@@ -74,6 +74,7 @@ def test_a_mode_that_this_machine_has_not_is_a_row(tmp_path, capsys):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_cold_and_warm_starts(tmp_path, capsys):
     words = ["bench", "compile", "gpt", *TINY.split(), "--steps", "2", "--warmup", "1"]
     words += ["--store", str(tmp_path), "--device", "cpu", "--modes", "default"]

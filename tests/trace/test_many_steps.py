@@ -84,7 +84,7 @@ def test_memory_grows_with_the_steps_and_not_with_steps_times_names(tmp_path: Pa
             tracemalloc.stop()
 
     peak(10)
-    assert peak(800) < 5 * peak(200)
+    assert peak(400) < 5 * peak(100)
 
 
 @pytest.mark.slow

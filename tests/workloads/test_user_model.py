@@ -184,6 +184,8 @@ def make("""
 
 
 COUNTS = "self.turn += 1; x = x * self.turn"
+# What is compiled again and again is not generated again and again.
+EAGER_GRAPHS = "compile=whole,compile.backend=aot_eager"
 AGAIN = "compiled again too often, each time for self.turn"
 
 
@@ -199,7 +201,7 @@ def test_what_the_compiler_refuses_has_its_line(file, line, limit, said):
     """Not that of the loss, which only calls the model."""
     text = GOOD.replace("def make(", MODULE.format(line=line)).replace("torch.nn.Linear(w", "Net(w")
     name = f"{file(text)}:make"
-    config, recipe = requested_workload(name).resolve("", {}), parse_recipe("compile=whole")
+    config, recipe = requested_workload(name).resolve("", {}), parse_recipe(EAGER_GRAPHS)
     with torch._dynamo.config.patch(recompile_limit=limit):
         run = trial(RunSpec(name, config, recipe=recipe, steps=9))
     assert run.status == "failed" and said in run.reason and "mine.py:8 (forward)" in run.reason
