@@ -49,8 +49,8 @@ class Part(NamedTuple):
 PARTS = {
     "gate": Part(
         "Is the flagship in fp8 green before the gate?",
-        180,
-        f"gate.py tsmoe --size flagship --batch 16 --device cuda --recipe {FP8}",
+        400,
+        f"gate.py tsmoe --size flagship --batch 1 --device cuda --recipe {FP8}",
         "gate.py tsmoe --recipe precision=bf16 --batch 2 --steps 2 --device cpu",
     ),
     "flagship": Part(

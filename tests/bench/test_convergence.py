@@ -242,7 +242,7 @@ def test_the_command_as_a_user_runs_it(capsys):
     said = capsys.readouterr()
     assert "[8/8] seed 45 plain: loss" in said.err
     assert (
-        "green: the loss of plain differs from plain's by +0 %" in said.out
+        "green: after 20 steps the loss of plain differs from plain's by +0 %" in said.out
         and "loss-matched" in said.out
     )
     run = Store().load("last")

@@ -17,14 +17,13 @@ from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.context import StepContext
 from steplab.techniques.optimizer import TECHNIQUE
 from steplab.techniques.recipes import parse_recipe
-from steplab.train.checkpoint import restore_checkpoint, save_checkpoint
-from steplab.train.checkpoint_files import TrainProgress
 from steplab.tune.proposals import memory_savers, proposals
 from steplab.verify.judge import judge
 from steplab.verify.numerics import take_snapshot
 from steplab.verify.references import compute_reference
 from steplab.verify.shapes import GateShape, references_of
 from tests.compare.sides import run_of
+from tests.train.resuming import check_that_it_resumes
 
 RECIPE = "optimizer=adam-8bit"
 
@@ -112,22 +111,8 @@ def test_state_goes_through_a_checkpoint_bit_for_bit(torchao, tiny_spec):
 
 
 def test_training_resumes_where_it_stopped(torchao, tmp_path, tiny_spec):
-    """Three steps in one go, and two, a checkpoint in a file, fresh objects and one more."""
     spec = tiny_spec(RECIPE, {"width": 64, "ff_width": 128}, mode="full")
-    whole, first, second = (assemble(spec) for _ in range(3))
-    feed = micro_batches(whole, spec)
-    batches = [next(feed) for _ in range(3)]
-    for batch in batches:
-        whole(batch)
-    for batch in batches[:2]:
-        first(batch)
-    parts = [(step.model, step.optimizer, step.parts.scaler) for step in (first, second)]
-    path = save_checkpoint(tmp_path, *parts[0], TrainProgress(2, {}, {}, {}), keep=0)
-    restore_checkpoint(path, *parts[1])
-    second(batches[2])
-    weights = (dict(step.model.named_parameters()) for step in (whole, second))
-    for (name, one), other in zip(next(weights).items(), next(weights).values(), strict=True):
-        assert torch.equal(one, other), name
+    check_that_it_resumes(spec, tmp_path)
 
 
 def test_rates_may_be_assigned_as_numbers(torchao, tiny_spec):

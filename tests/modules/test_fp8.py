@@ -32,6 +32,7 @@ from steplab.techniques.technique import StepParts
 from steplab.tune.proposals import proposals
 from steplab.verify.fp8_layers import check_fp8_products
 from tests.compare.sides import ENVIRONMENT, run_of
+from tests.train.resuming import check_that_it_resumes
 
 CPU = torch.device("cpu")
 LEAST_NORMAL, STEP = 2.0**-6, 2.0**-9  # of e4m3, and the distance of numbers below
@@ -271,11 +272,17 @@ def test_a_step_with_torchaos_layers_trains_and_keeps_nothing_in_fp8(emulated, t
     assert step.parts.fp8_linears["head"] == "it is the first or the last layer"
 
 
+def test_training_resumes_where_it_stopped(emulated, tmp_path, tiny_spec):
+    check_that_it_resumes(tiny_spec("precision=fp8", mode="full"), tmp_path)
+
+
 def test_a_run_lists_the_layers_and_an_emulated_one_is_not_taken_for_fp8(emulated, tiny_spec):
     run = trial(tiny_spec("precision=fp8"))
     assert (
         run.status == "failed" and "fp8 was asked for, but the matrix products ran as" in run.reason
     )
     assert run.ran.fp8_linears["blocks.1.attention.out"] == PAYS
+    kept = "1 in bf16: it is the first or the last layer"
+    assert run.ran.fp8_text == f"fp8 in 14 of 15 layers; {kept}"
     seen = replace(run, ran=replace(run.ran, matmul_dtypes={"c10::Float8_e4m3fn": 2, "float": 9}))
     assert technique("precision").mismatch({"dtype": "fp8"}, seen) == ""

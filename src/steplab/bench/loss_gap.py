@@ -162,8 +162,10 @@ class LossGap:
         if diverged:
             return f"failed: {self.candidate}, seed {diverged[0].seed}: {diverged[0].reason}"
         allowed = f"{self.limit * 100:g} %"
+        steps = f"{self.pairs[0].reference.steps[-1]:,} steps"
         found = (
-            f"the loss of {self.candidate} differs from {self.reference}'s by {self.interval.words}"
+            f"after {steps} the loss of {self.candidate} differs from {self.reference}'s by "
+            f"{self.interval.words}"
         )
         if self.verdict == "green":
             return f"green: {found}, at most {allowed}"

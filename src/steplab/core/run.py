@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -311,6 +312,15 @@ class Ran:
     def impls_text(self) -> str:
         """The implementations that executed, as in `attention=flash, experts=grouped`."""
         return ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(self.impls.items()))
+
+    @property
+    def fp8_text(self) -> str:
+        """One line on how many layers multiply in fp8 and why others do not; "" without fp8."""
+        if not self.fp8_linears:
+            return ""
+        reasons = Counter(self.fp8_linears.values())
+        told = [f"fp8 in {reasons.pop('', 0)} of {len(self.fp8_linears)} layers"]
+        return "; ".join([*told, *(f"{n} in bf16: {why}" for why, n in reasons.most_common(3))])
 
 
 @dataclass(frozen=True)

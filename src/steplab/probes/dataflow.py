@@ -1,25 +1,14 @@
-"""Which operators of a step its update needs: one more step, op by op, as a graph of values.
+"""Which operators of a step its update needs: one more step, written down, and what that tells.
 
-Every operator reads values and makes new ones. Going back from what outlives the step (weights,
-optimizer state, buffers) finds the operators that it is for; numbering values by the operator and
-the numbers of its inputs finds those that compute what was computed before. No value is read, save
-samples of the factors of matrix products and of masks.
+Going back from what outlives the step (weights, optimizer state, buffers) finds the operators that
+it is for; numbering values by the operator and the numbers of its inputs finds those that compute
+what was computed before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from dataclasses import replace
 
 from steplab.core import Dataflow
 from steplab.core.dataflow import (
@@ -45,39 +34,17 @@ from steplab.core.dataflow import (
     IdleGradients,
 )
 from steplab.probes.compilation import graph_count
-from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
-from steplab.probes.copied_rows import SELECTS, Places, copied_rows, times_computed
+from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls
+from steplab.probes.copied_rows import times_computed
 from steplab.probes.equal_weights import equal_weights
-from steplab.probes.graph_waste import Borders, graph_waste
-from steplab.probes.idle_buffers import Kind, idle_buffers, idle_copies, kind_of
-from steplab.probes.known_tensors import HeldTensors, held_tensors
+from steplab.probes.graph_waste import graph_waste
+from steplab.probes.idle_buffers import idle_buffers, idle_copies
+from steplab.probes.known_tensors import held_tensors
 from steplab.probes.model_calls import feeds_itself, model_calls
-from steplab.probes.op_tensors import (
-    is_plain,
-    shown_bytes,
-    shown_elements,
-    shows_all,
-    storage_number,
-    tensors_of,
-    written_tensors,
-)
-from steplab.probes.op_traits import (
-    flops,
-    from_front,
-    goes_to_host,
-    is_random,
-    is_zero,
-    left_out,
-    masked_scores,
-    plain_arguments,
-    random_state,
-    share_of_large,
-)
 from steplab.probes.probe import Subject
-from steplab.probes.read_parts import Joined, View, joined, unread_writers
-from steplab.probes.switches import modes_around, switches_on
+from steplab.probes.read_parts import unread_writers
 from steplab.probes.unchanged import OlderTensors
-from steplab.probes.untrained import CastWatch, idle_gradients, idle_state
+from steplab.probes.untrained import idle_gradients, idle_state
 from steplab.probes.value_graph import (
     FILLS,
     WatchedOp,
@@ -86,32 +53,8 @@ from steplab.probes.value_graph import (
     copied_over,
     repeated,
 )
-from steplab.probes.value_samples import (
-    ignored_share,
-    padded_share,
-    samples,
-    unmoved_share,
-    untaken_input,
-)
-from steplab.probes.zeros import CAST, LARGE_TENSOR, PRODUCTS, Zeros
-
-HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
-# The same two in the other order, each transposed or as it is, make the transposed result.
-TRANSPOSED = ("aten::mm", "aten::bmm")
-DISTANCES = ("aten::_euclidean_dist", "aten::_cdist_forward")
-OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
-VIEWS_IN_PLACE = frozenset(
-    f"aten::{name}"
-    for name in "transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ detach_".split()
-)
-CONVOLVED = "aten::convolution_backward"  # the only one whose weight's gradient is large work
-MOST_OPS = 200_000
-LOOKED_AT = 4  # operators, of which one is asked for the modes around it
-FEW_CHOSEN = 0.2  # of a result; relative positions take half of the scores that they choose from
-SMALL_TABLE = 64  # rows of which an index may make copies; larger ones are embeddings
-LEAST_POOLED = 4  # rows of a product for each sum over them
-LEAST_IDS = 256  # of a batch whose padding is worth a look
-LEAST_DATA = 64  # bytes; less may be a rate or another number that is put into a tensor
+from steplab.probes.watched_step import MOST_OPS, OVERWRITES, WatchedStep
+from steplab.probes.zeros import CAST
 
 
 def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
@@ -126,223 +69,177 @@ def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
         subject.step(batches)
     batches = next(subject.feed)
     calls = CompiledCalls()
-    watcher = _Watcher(held_tensors(), calls, older, batches)
+    watched = WatchedStep(held_tensors(), calls, older, batches)
     with (
         calls.run_eagerly() if graph_count() else contextlib.nullcontext(),
-        model_calls(lambda: len(watcher.seen.ops)) as models,
-        watcher,
+        model_calls(lambda: len(watched.seen.ops)) as models,
+        watched,
     ):
         output = subject.step(batches)
-    found = watcher.result()
+    found = _dataflow(watched)
     if found is not None:
-        found = replace(found, feeds_itself=feeds_itself(watcher.seen.ops, models))
+        found = replace(found, feeds_itself=feeds_itself(watched.seen.ops, models))
     del output  # what it holds was alive until now
-    return found, watcher.switches
+    return found, watched.switches
 
 
-_Ops = tuple[int, ...]  # their numbers in the order in which they ran
+def _dataflow(step: WatchedStep) -> Dataflow | None:
+    """Return a verdict about every operator, and what is held for nothing."""
+    ops = step.seen.ops
+    if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
+        return None
+    _forget_dropped_gradients(step)
+    kept = _still_held(step)
+    verdicts = _Judge(step, kept).verdicts()
+    alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
+    names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
+    _look_at_outputs(step, kept)
+    touched = step.values.keys() | step.before.storages
+    return Dataflow(
+        tuple(names),
+        tuple(names[ops[i].name] for i in alone),
+        "".join(verdicts[i] for i in alone),
+        step.seen.padding,
+        idle_buffers(step.values.keys()),
+        graph_waste(ops, verdicts, step.calls, step.borders),
+        fresh=step.seen.fresh,
+        idle_copies=idle_copies(touched, step.older),
+        tied_tables=tuple(n for key, n in step.tables.items() if key in step.multiplied),
+        idle_gradients=_idle_gradients(step, verdicts),
+        frozen_casts=step.casts.result(),
+        equal_weights=equal_weights(_read_only(step, held_tensors().frozen)),
+        idle_state=idle_state(touched),
+        ignored=step.seen.ignored,
+    )
 
 
-@dataclass
-class _Value:
-    """What a storage holds: a number that equal values share, and the operator that wrote it."""
-
-    number: int
-    writer: int = -1  # -1: from before the step
-    constant: bool = False  # depends on no weight, no batch and no random number
-    unchanged: bool = False  # depends on nothing that the step before did not leave as it was
-    zero: bool = False  # something was multiplied by the number zero
-    outside: bool = False  # the storage is older than the step
-    copied: Places = ()
+def _read_only(step: WatchedStep, storages: frozenset[int]) -> set[int]:
+    """Return those that the step has read and not written."""
+    known = {key: step.values[key] for key in storages if key in step.values}
+    return {key for key, value in known.items() if value.writer < 0}
 
 
-@dataclass(frozen=True)
-class _Around:
-    """What was seen right before and after an operator ran."""
-
-    random: object  # where the generators stood; None: it draws nothing
-    zeros: str
-    unmoved: float
-    untaken: Tensor | None  # of a torch.where
+def _idle_gradients(step: WatchedStep, verdicts: str) -> tuple[IdleGradients, ...]:
+    written = {key for key, value in step.values.items() if value.writer >= 0}
+    unused = {key for key in written if verdicts[step.values[key].writer] == UNUSED}
+    return idle_gradients(step.values.keys() | step.before.storages, written, unused)
 
 
-@dataclass
-class _Read:
-    """What was read of a result: the elements of all views of it that differ."""
-
-    elements: int  # of the whole
-    views: set[View] = field(default_factory=set)
-    seen: int = 0
-    indexed: int = 0  # elements that an index takes, where these are few
-    readers: set[int] = field(default_factory=set)  # operators
-
-
-@dataclass
-class _Seen:
-    """The operators so far, and what the batch looks like."""
-
-    ops: list[WatchedOp] = field(default_factory=list)
-    padding: float = 0.0
-    ignored: float = 0.0
-    fresh: bool = False  # something that the step before did not read
+def _look_at_outputs(step: WatchedStep, kept: set[int]) -> None:
+    """Note who made the outputs of compiled code, and which of them somebody holds."""
+    for output in step.calls.outputs:
+        value = step.values.get(output.storage)
+        writer = value.writer if value is not None else -1
+        if writer >= 0 and step.seen.ops[writer].call == output.call:
+            step.borders.makers[output.storage] = writer
+    step.borders.read |= kept
 
 
-class _Watcher(TorchDispatchMode):
-    """Builds the graph while a step runs."""
+def _forget_dropped_gradients(step: WatchedStep) -> None:
+    """Take back that writing to a gradient lasts, where `zero_grad` has freed it since."""
+    for index, storages in step.gradients.items():
+        if all(step.storages[key].expired() for key in storages):
+            step.seen.ops[index].lasts = False
 
-    supports_higher_order_operators = True
 
-    def __init__(
-        self, held: HeldTensors, calls: CompiledCalls, before: OlderTensors, batches: Any
-    ) -> None:
-        super().__init__()
-        self.held = held
-        given = {storage_number(tensor) for tensor in tensors_of(batches) if is_plain(tensor)}
-        self.changing = held.trained | given
-        self.calls = calls
-        self.before = before  # the step before this one
-        self.borders = Borders()
-        self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
-        self.values: dict[int, _Value] = {}
-        self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
-        self.gradients: dict[int, set[int]] = {}  # those from before that operators write
-        self.seen = _Seen(fresh=bool(given))
-        self.zeros = Zeros(self._value, self.seen.ops, held.weights)
-        self.casts = CastWatch(held.frozen)
-        self.switches: set[str] = set()
-        self.cast_from: dict[int, torch.dtype] = {}  # what a cast, by its number, was given
-        self.copied_from: dict[int, int] = {}  # storages, by the operators that copy them
-        self.read: dict[int, dict[int, _Read]] = {}  # by writer and storage
-        self.joined: dict[int, Joined] = {}  # by operator
-        # Of products, lookups and 1 x 1 convolutions: the dimension of the columns, and how many.
-        self.linear: dict[int, tuple[int, int]] = {}
-        self.older: dict[int, Kind] = {}  # storages from before the step
-        self.pooled: set[int] = set()  # those that something sums over the rows
-        self.tables: dict[int, int] = {}  # weights of embeddings: elements by storage
-        self.multiplied: set[int] = set()  # storages of factors of products
+def _still_held(step: WatchedStep) -> set[int]:
+    """Return the storages of results that somebody holds, but gradients that nobody uses."""
+    held = {key for key, storage in step.storages.items() if not storage.expired()}
+    idle = held_tensors().idle_gradients
+    return {
+        key
+        for key, value in step.values.items()
+        if key in held and value.writer >= 0 and key not in idle
+    }
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operator, then note what it read and wrote."""
-        given = dict(kwargs or {})
-        self.switches.update(switches_on())  # a part of the step may switch them on
-        if len(self.seen.ops) % LOOKED_AT == 0:
-            self.switches.update(modes_around(self))
-        random = random_state(func, args) if is_random(func, args, given) else None
-        zeros = self.zeros.letter(func, args) or masked_scores(func, args, given)
-        updated = samples(self._updated(func, args, given))
-        untaken = untaken_input(func, args) if isinstance(func, OpOverload) else None
-        out = func(*args, **given)
-        if len(self.seen.ops) < MOST_OPS:
-            if isinstance(func, OpOverload):
-                around = _Around(random, zeros, unmoved_share(updated), untaken)
-                self._note(func, args, given, out, around)
-            elif isinstance(func, HigherOrderOperator):
-                self._note_opaque(func.name(), tensors_of((args, given)), tensors_of(out))
-        return out
 
-    def result(self) -> Dataflow | None:
-        """Return a verdict about every operator."""
-        ops = self.seen.ops
-        if len(ops) >= MOST_OPS or not any(op.lasts for op in ops):
-            return None
-        self._forget_dropped_gradients()
-        kept = self._still_held()
-        verdicts = self._verdicts(ops, kept)
-        alone = [i for i, op in enumerate(ops) if op.call == OUTSIDE]
-        names = {name: i for i, name in enumerate(dict.fromkeys(ops[i].name for i in alone))}
-        self._look_at_outputs(kept)
-        return Dataflow(
-            tuple(names),
-            tuple(names[ops[i].name] for i in alone),
-            "".join(verdicts[i] for i in alone),
-            self.seen.padding,
-            idle_buffers(self.values.keys()),
-            graph_waste(ops, verdicts, self.calls, self.borders),
-            fresh=self.seen.fresh,
-            idle_copies=idle_copies(self.values.keys() | self.before.storages, self.older),
-            tied_tables=tuple(n for key, n in self.tables.items() if key in self.multiplied),
-            idle_gradients=self._idle_gradients(verdicts),
-            frozen_casts=self.casts.result(),
-            equal_weights=equal_weights(self._read_only(held_tensors().frozen)),
-            idle_state=idle_state(self.values.keys() | self.before.storages),
-            ignored=self.seen.ignored,
-        )
+class _Judge:
+    """Tells of every operator of a watched step what it was for."""
 
-    def _read_only(self, storages: frozenset[int]) -> set[int]:
-        """Return those that the step has read and not written."""
-        known = {key: self.values[key] for key in storages if key in self.values}
-        return {key for key, value in known.items() if value.writer < 0}
-
-    def _idle_gradients(self, verdicts: str) -> tuple[IdleGradients, ...]:
-        written = {key for key, value in self.values.items() if value.writer >= 0}
-        unused = {key for key in written if verdicts[self.values[key].writer] == UNUSED}
-        return idle_gradients(self.values.keys() | self.before.storages, written, unused)
-
-    def _verdicts(self, ops: list[WatchedOp], kept: set[int]) -> str:
-        """Return a letter for each operator. `kept`: storages of results that somebody holds."""
-        held = {self.values[key].writer for key in kept}
-        ops = self._without_unread_parts(ops, held)
+    def __init__(self, step: WatchedStep, kept: set[int]) -> None:
+        """`kept`: storages of results that somebody holds."""
+        self.step, self.kept = step, kept
+        self.held = {step.values[key].writer for key in kept}
+        self.ops = ops = self._without_unread_parts()
         lasting = [i for i, op in enumerate(ops) if op.lasts]
-        for_update = behind(ops, lasting)
-        in_earnest = behind([replace(op, needs=op.not_zero) for op in ops], lasting)
-        taken = behind([replace(op, needs=op.taken) for op in ops], lasting)
-        read = {i for i, op in enumerate(ops) if op.read_by_host}
-        for_host = behind(ops, read | held)
-        needed = for_update | for_host
-        constant, copied = constants(ops), copied_over(ops, held)
-        unchanged = constants([replace(op, constant=op.unchanged) for op in ops])
-        again = repeated(ops, for_update)
-        row_makers = {p.maker for op in ops if times_computed(op.copied) > 1 for p in op.copied}
-        return "".join(
-            (READ_ONLY if i in for_host else UNUSED)
-            if i not in for_update
-            else TIMES_ZERO
-            if i not in in_earnest
-            else CONSTANT
-            if i in constant
-            else UNCHANGED
-            if i in unchanged and (op.name != CAST or op.needs)  # autocast's own, of weights
-            else NOT_TAKEN
-            if i not in taken
-            else (CAST_AGAIN if op.name == CAST and not op.needs else _again(op, ops[again[i]]))
-            if i in again
-            else op.zeros
-            if op.zeros
-            else _copies_letter(times_computed(op.copied))
-            if times_computed(op.copied) > 1
-            else ROWS_COPIED
-            if i in row_makers
-            else UNMOVED[min(int(10 * op.unmoved), 9) - 5]
-            if op.unmoved >= 0.5
-            else CAST_BACK
-            if op.casts_back
-            else COPIED_OVER
-            if i in copied
-            else POOLED
-            if i in self.pooled and op.readers == 1 and i not in held
-            else IDLE_GRADIENT
-            if op.input_gradient is not None and self._is_idle(i, op.input_gradient, kept)
-            else IDLE_WEIGHT
-            if op.weight_gradient is not None
-            and self._is_dropped(i, op.weight_gradient, kept, needed)
-            else self._partly_used(i, op.name)
-            if i not in held
-            else NEEDED
-            for i, op in enumerate(ops)
+        self.for_update = behind(ops, lasting)
+        self.in_earnest = behind([replace(op, needs=op.not_zero) for op in ops], lasting)
+        self.taken = behind([replace(op, needs=op.taken) for op in ops], lasting)
+        self.for_host = behind(ops, self.held | {i for i, op in enumerate(ops) if op.read_by_host})
+        self.needed = self.for_update | self.for_host
+        self.constant, self.copied_over = constants(ops), copied_over(ops, self.held)
+        self.unchanged = constants([replace(op, constant=op.unchanged) for op in ops])
+        self.again = repeated(ops, self.for_update)
+        copies = [op.copied for op in ops if times_computed(op.copied) > 1]
+        self.row_makers = {place.maker for places in copies for place in places}
+
+    def verdicts(self) -> str:
+        """Return a letter for each operator."""
+        return "".join(map(self._verdict, range(len(self.ops))))
+
+    def _verdict(self, index: int) -> str:
+        """Return the first that holds: it was for nothing, it was done before, it was too much."""
+        op = self.ops[index]
+        return (
+            self._for_nothing(index)
+            or self._known_before(index, op)
+            or op.zeros
+            or self._more_than_needed(index, op)
+            or self._unread_result(index, op)
+            or NEEDED
         )
 
-    def _without_unread_parts(self, ops: list[WatchedOp], held: set[int]) -> list[WatchedOp]:
+    def _for_nothing(self, index: int) -> str:
+        if index not in self.for_update:
+            return READ_ONLY if index in self.for_host else UNUSED
+        return TIMES_ZERO if index not in self.in_earnest else ""
+
+    def _known_before(self, index: int, op: WatchedOp) -> str:
+        """Return the letter of what no step changes, nothing takes, or this step has made."""
+        if index in self.constant:
+            return CONSTANT
+        casts_older = op.name == CAST and not op.needs  # autocast's own, of weights
+        if index in self.unchanged and not casts_older:
+            return UNCHANGED
+        if index not in self.taken:
+            return NOT_TAKEN
+        if index not in self.again:
+            return ""
+        return CAST_AGAIN if casts_older else _again(op, self.ops[self.again[index]])
+
+    def _more_than_needed(self, index: int, op: WatchedOp) -> str:
+        """Return the letter of copies, of updates that leave things alone and of casts and back."""
+        if times_computed(op.copied) > 1:
+            return _copies_letter(times_computed(op.copied))
+        if index in self.row_makers:
+            return ROWS_COPIED
+        if op.unmoved >= 0.5:
+            return UNMOVED[min(int(10 * op.unmoved), 9) - 5]
+        if op.casts_back:
+            return CAST_BACK
+        return COPIED_OVER if index in self.copied_over else ""
+
+    def _unread_result(self, index: int, op: WatchedOp) -> str:
+        """Return the letter of results that nobody reads as they are, or reads a part of."""
+        held = index in self.held
+        if index in self.step.pooled and op.readers == 1 and not held:
+            return POOLED
+        if op.input_gradient is not None and self._is_idle(index, op.input_gradient):
+            return IDLE_GRADIENT
+        if op.weight_gradient is not None and self._is_dropped(index, op.weight_gradient):
+            return IDLE_WEIGHT
+        return "" if held else self._partly_used(index, op.name)
+
+    def _without_unread_parts(self) -> list[WatchedOp]:
         """Return the operators, joins without the makers of parts that nobody reads."""
-        found = list(ops)
-        for index, one in self.joined.items():
-            results = self.read.get(index, {}).values()
+        found = list(self.step.seen.ops)
+        for index, one in self.step.joined.items():
+            results = self.step.read.get(index, {}).values()
             partly = [result for result in results if 0 < result.seen < result.elements]
-            if index in held or len(partly) != 1 or partly[0].indexed:
+            if index in self.held or len(partly) != 1 or partly[0].indexed:
                 continue
             unread = unread_writers(one, partly[0].views)
-            op = ops[index]
+            op = found[index]
             needs, not_zero, taken = (
                 tuple(maker for maker in makers if maker not in unread)
                 for makers in (op.needs, op.not_zero, op.taken)
@@ -350,357 +247,27 @@ class _Watcher(TorchDispatchMode):
             found[index] = replace(op, needs=needs, not_zero=not_zero, taken=taken)
         return found
 
-    def _look_at_outputs(self, kept: set[int]) -> None:
-        """Note who made the outputs of compiled code, and which of them somebody holds."""
-        for output in self.calls.outputs:
-            value = self.values.get(output.storage)
-            writer = value.writer if value is not None else -1
-            if writer >= 0 and self.seen.ops[writer].call == output.call:
-                self.borders.makers[output.storage] = writer
-        self.borders.read |= kept
-
-    def _is_idle(self, index: int, storage: int, kept: set[int]) -> bool:
+    def _is_idle(self, index: int, storage: int) -> bool:
         """Whether a gradient of an input was read by nobody and is not held by anybody."""
-        made = self.read[index].get(storage)  # None: it is an input of the operator
-        return made is not None and not made.seen and storage not in kept
+        made = self.step.read[index].get(storage)  # None: it is an input of the operator
+        return made is not None and not made.seen and storage not in self.kept
 
-    def _is_dropped(self, index: int, storage: int, kept: set[int], needed: set[int]) -> bool:
+    def _is_dropped(self, index: int, storage: int) -> bool:
         """Whether nothing that is needed reads a gradient, and nobody holds it."""
-        made = self.read[index].get(storage)
-        return made is not None and storage not in kept and made.readers.isdisjoint(needed)
-
-    def _forget_dropped_gradients(self) -> None:
-        """Take back that writing to a gradient lasts, where `zero_grad` has freed it since."""
-        for index, storages in self.gradients.items():
-            if all(self.storages[key].expired() for key in storages):
-                self.seen.ops[index].lasts = False
+        made = self.step.read[index].get(storage)
+        return (
+            made is not None and storage not in self.kept and made.readers.isdisjoint(self.needed)
+        )
 
     def _partly_used(self, index: int, name: str) -> str:
         """Return the letter for the tenths of a result that nobody reads, from a half on."""
-        results = self.read.get(index, {}).values()
+        results = self.step.read.get(index, {}).values()
         # A convolution by Fourier transforms drops the padding that it needs.
         if not results or name in FILLS or name in OVERWRITES or name.startswith("aten::_fft"):
-            return NEEDED
+            return ""
         share = max((one.seen + one.indexed) / max(one.elements, 1) for one in results)
         tenths = int(10 * (1 - share) + 1e-9)
-        return PARTLY_USED[tenths - 5] if 5 <= tenths <= 9 else NEEDED
-
-    def _still_held(self) -> set[int]:
-        """Return the storages of results that somebody holds, but gradients that nobody uses."""
-        held = {key for key, storage in self.storages.items() if not storage.expired()}
-        idle = held_tensors().idle_gradients
-        return {
-            key
-            for key, value in self.values.items()
-            if key in held and value.writer >= 0 and key not in idle
-        }
-
-    def _updated(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        """Return the large tensors, older than the step, that an operator updates whole."""
-        if not isinstance(func, OpOverload) or not func._schema.name.endswith("_"):
-            return []
-        if torch.Tag.pointwise not in func.tags and "_foreach_" not in func._schema.name:
-            return []
-        return [
-            tensor
-            for tensor in written_tensors(func, args, kwargs)
-            if is_plain(tensor) and tensor.numel() >= LARGE_TENSOR and shows_all(tensor)
-            if self._value(tensor).outside
-        ]
-
-    def _note(self, func: OpOverload, args: Any, kwargs: Any, out: Any, around: _Around) -> None:
-        name, random = func._schema.name, around.random
-        inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
-        if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
-            self._note_opaque(name, inputs, outputs)
-            return
-        self._look_at_numbers(name, args)
-        written = written_tensors(func, args, kwargs)
-        read = {storage_number(tensor) for tensor in inputs}
-        made = [tensor for tensor in outputs if storage_number(tensor) not in read]
-        to_host = name in HOST_READS or goes_to_host(inputs, made)
-        if (not made and not written and not to_host) or name in VIEWS_IN_PLACE:
-            return  # a view
-        sources = [self._value(tensor) for tensor in inputs]
-        call, forward = self._compiled_place()
-        for place, (tensor, value) in enumerate(zip(inputs, sources, strict=True)):
-            chosen = made[0].numel() if name in SELECTS and not place and made else None
-            self._note_read(tensor, value.writer, chosen)
-            self._note_border(tensor, value.writer, call)
-        fresh = name in OVERWRITES and shows_all(args[0])
-        sources, index = sources[fresh:], len(self.seen.ops)
-        asked = name, plain_arguments(from_front(func, args), kwargs), random
-        number = hash((*asked, *map(self._key, inputs[fresh:])))
-        constant = random is None and all(value.constant for value in sources)
-        as_before = [self._is_unchanged(tensor) for tensor in inputs[fresh:]]
-        unchanged = random is None and all(as_before)
-        needs, not_zero, taken = self._makers(sources, around.untaken)
-        op = WatchedOp(
-            name,
-            needs,
-            not_zero,
-            taken,
-            backward=torch._C._current_graph_task_id(),
-            lasts=self._lasts(index, written),
-            read_by_host=to_host,
-            number=number,
-            mirrored=self._mirrored(asked, inputs),
-            # Without an input there is nothing to keep but a table of numbers; see constants.
-            may_repeat=bool(sources) and name not in FILLS,
-            constant=constant,
-            unchanged=unchanged,
-            zeros=around.zeros,
-            unmoved=around.unmoved * share_of_large(written),
-            casts_back=self._casts_back(name, sources, outputs),
-            elementwise=torch.Tag.pointwise in func.tags,
-            covers_older=fresh and self._copies_over(inputs),
-            input_gradient=left_out(func, args, out),
-            weight_gradient=left_out(func, args, out, 1) if name == CONVOLVED else None,
-        )
-        if random is None:
-            op.copied = self._copied_rows(func, args, inputs, [*made, *written])
-        if call != OUTSIDE:
-            op.call, op.forward, op.line = call, forward, self._line(forward)
-            op.flops = flops(func, args, kwargs, out)
-            op.bytes = sum(map(shown_bytes, (*inputs, *made)))
-        self._add(op)
-        self._note_kind(name, args, inputs, outputs)
-        zero = is_zero(name, args, [value.zero for value in sources])
-        value = _Value(number, index, constant, unchanged, zero, copied=op.copied)
-        self._note_results(value, [*made, *written])
-
-    def _makers(self, sources: list[_Value], untaken: Tensor | None) -> tuple[_Ops, _Ops, _Ops]:
-        """Return who made what an operator reads, without zeros, and without what is not taken."""
-        left_alone = self._value(untaken) if untaken is not None else None
-        makers = [value for value in sources if value.writer >= 0]
-        return (
-            tuple({value.writer for value in makers}),
-            tuple({value.writer for value in makers if not value.zero}),
-            tuple({value.writer for value in makers if value is not left_alone}),
-        )
-
-    def _note_results(self, value: _Value, results: list[Tensor]) -> None:
-        """Note what an operator writes; rows that are copies are known of the first result."""
-        for place, tensor in enumerate(results):
-            copied = () if place else value.copied
-            numbered = replace(value, number=hash((value.number, place)), copied=copied)
-            self._note_write(tensor, numbered)
-
-    def _add(self, op: WatchedOp) -> None:
-        for needed in op.needs:
-            self.seen.ops[needed].readers += 1
-        self.seen.ops.append(op)
-
-    def _note_kind(self, name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Note what the last operator is, if later ones may ask: linear, a sum, a cast, a copy."""
-        index = len(self.seen.ops) - 1
-        if name in ("aten::addmm", "aten::mm", "aten::embedding"):
-            self.linear[index] = -1, outputs[0].shape[-1]
-        if name == "aten::convolution" and math.prod(args[1].shape[2:]) == 1:
-            self.linear[index] = 1, outputs[0].shape[1]
-        if (pooled := self._pooled(name, args)) is not None:
-            self.pooled.add(pooled)
-        if outputs and (join := joined(name, args, outputs[0], lambda t: self._value(t).writer)):
-            self.joined[index] = join
-        compiled = self.seen.ops[index].call != OUTSIDE
-        self.casts.look(inputs, outputs[0] if name == CAST else None, compiled)
-        if name == CAST:
-            self.cast_from[index] = inputs[0].dtype
-        if name in (CAST, "aten::clone"):
-            self.copied_from[index] = storage_number(inputs[0])
-
-    def _copied_rows(
-        self, func: OpOverload, args: Any, inputs: list[Tensor], results: list[Tensor]
-    ) -> Places:
-        """Return which rows of the first result are copies.
-
-        A gradient's are left to the forward; rows of a weight, or of data, that an index takes are
-        an embedding, unless there are few of them.
-        """
-        if not results or not shows_all(results[0]):
-            return ()
-        if torch._C._current_autograd_node() is not None:
-            return ()
-        older = func._schema.name in SELECTS and self._value(inputs[0]).writer < 0
-        if older and len(inputs[0]) > SMALL_TABLE:
-            return ()
-        return copied_rows(func, args, inputs, results[0], self, len(self.seen.ops))
-
-    def places(self, tensor: Tensor) -> Places:
-        """Return the rows of a storage that are copies."""
-        return self._value(tensor).copied
-
-    def number(self, tensor: Tensor) -> int:
-        """Return a number that only equal values share."""
-        return hash(self._key(tensor))
-
-    def _note_write(self, tensor: Tensor, value: _Value) -> None:
-        old, storage = self.values.get(storage_number(tensor)), storage_number(tensor)
-        if old is not None:
-            value.outside = old.outside
-            if not shows_all(tensor):
-                self._lose_sight(old.writer, storage)
-        self._set(tensor, value)
-        # Its own elements: a storage may be larger than what is in it.
-        self.read.setdefault(value.writer, {})[storage] = _Read(tensor.numel())
-
-    def _note_read(self, tensor: Tensor, writer: int, chosen: int | None = None) -> None:
-        """Note who reads a result. `chosen`: the elements that an index takes of it."""
-        one = self.read.get(writer, {}).get(storage_number(tensor))
-        view = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-        if one is not None:
-            one.readers.add(len(self.seen.ops))
-        if one is not None and chosen is not None and chosen <= FEW_CHOSEN * one.elements:
-            one.indexed += chosen
-        elif one is not None and view not in one.views:
-            one.views.add(view)
-            one.seen += shown_elements(tensor)
-
-    def _compiled_place(self) -> tuple[int, int | None]:
-        """Return the call of compiled code that runs, and in backward the forward's operator."""
-        if not self.calls.followed:
-            return OUTSIDE, None
-        node = torch._C._current_autograd_node()
-        if node is not None and self.calls.current == OUTSIDE:
-            forward = self.by_sequence.get(node._sequence_nr())
-            return (OUTSIDE if forward is None else self.seen.ops[forward].call), forward
-        # The node of an operator has its number before the operator runs.
-        number = torch._C._autograd._get_sequence_nr() - 1
-        self.by_sequence.setdefault(number, len(self.seen.ops))
-        return self.calls.current, None
-
-    def _line(self, forward: int | None) -> str:
-        return self.seen.ops[forward].line if forward is not None else running_line(sys._getframe())
-
-    def _note_border(self, tensor: Tensor, writer: int, call: int) -> None:
-        made_in = self.seen.ops[writer].call if writer >= 0 else OUTSIDE
-        if made_in != call:
-            if call != OUTSIDE:
-                self.borders.entered[storage_number(tensor)] = shown_bytes(tensor)
-            if made_in != OUTSIDE:
-                self.borders.read.add(storage_number(tensor))
-
-    def _lose_sight(self, writer: int, storage: int) -> None:
-        """Take a result for read: a part of it is written over, and the rest has a new writer."""
-        one = self.read.get(writer, {}).get(storage)
-        if one is not None:
-            one.seen = one.elements
-
-    def _copies_over(self, inputs: list[Tensor]) -> bool:
-        """Whether a copy puts a new tensor of the same dtype over one that is older."""
-        target, *source = inputs
-        return (
-            len(source) == 1
-            and source[0].dtype == target.dtype
-            and self._value(target).outside
-            and not self._value(source[0]).outside
-        )
-
-    def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
-        index = len(self.seen.ops)
-        values = [self._value(tensor) for tensor in inputs if is_plain(tensor)]
-        for tensor, value in zip(filter(is_plain, inputs), values, strict=True):
-            self._note_read(tensor, value.writer)
-        needs = tuple({value.writer for value in values if value.writer >= 0})
-        self.seen.ops.append(WatchedOp(name, needs, needs, needs, lasts=True))
-        self.casts.look(list(filter(is_plain, inputs)), None, compiled=False)
-        for place, tensor in enumerate(filter(is_plain, outputs)):
-            old = self.values.get(storage_number(tensor))  # a sparse update writes to a weight
-            outside = old is not None and old.outside
-            self._set(tensor, _Value(hash((index, place, "opaque")), index, outside=outside))
-
-    def _set(self, tensor: Tensor, value: _Value) -> None:
-        storage = tensor.untyped_storage()
-        self.values[storage._cdata] = value
-        self.storages[storage._cdata] = StorageWeakRef(storage)
-
-    def _value(self, tensor: Tensor) -> _Value:
-        key = storage_number(tensor)
-        if key not in self.values:
-            buffer = key in self.held.buffers
-            self.older[key] = kind_of(tensor)
-            self._set(tensor, _Value(hash(("outside", key)), constant=buffer, outside=True))
-        return self.values[key]
-
-    def _is_unchanged(self, tensor: Tensor) -> bool:
-        """Whether the step before this one would find the same in a tensor."""
-        value = self._value(tensor)
-        if value.writer >= 0 or value.constant:
-            return value.unchanged or value.constant
-        if not self.before.has_read(tensor):
-            self.seen.fresh |= shown_bytes(tensor) >= LEAST_DATA
-        changes = storage_number(tensor) in self.changing
-        return self.before.left_as_it_was(tensor) and not changes
-
-    def _key(self, tensor: Tensor) -> object:
-        """Return what identifies the part of a value that a tensor shows."""
-        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-        return self._value(tensor).number, place
-
-    def _mirrored(self, asked: tuple[str, str, object], inputs: list[Tensor]) -> int | None:
-        """Return the number of the product that makes the transpose of this one's result."""
-        if asked[0] not in (*TRANSPOSED, *DISTANCES) or len(inputs) != 2:
-            return None
-        left, right = inputs
-        if asked[0] in TRANSPOSED:
-            left, right = left.mT, right.mT
-        return hash((*asked, self._key(right), self._key(left)))
-
-    def _lasts(self, index: int, written: list[Tensor]) -> bool:
-        """Whether what an operator writes is for later steps; gradients may be dropped yet."""
-        lasting = {storage_number(tensor) for tensor in written if self._outlives(tensor)}
-        if lasting and lasting <= self.held.gradients:
-            self.gradients[index] = lasting
-        return bool(lasting)
-
-    def _outlives(self, tensor: Tensor) -> bool:
-        """Whether what is written here is for later steps; a gradient that nobody uses is not."""
-        if not self._value(tensor).outside:
-            return False
-        return storage_number(tensor) not in self.held.idle_gradients
-
-    def _pooled(self, name: str, args: Any) -> int | None:
-        """Return the product or lookup whose rows an operator sums, four or more to each result."""
-        if name not in ("aten::mean", "aten::sum") or len(args) < 2 or not args[1]:
-            return None
-        if args[0].dim() < 2:
-            return None
-        source, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1]}
-        writer = self._value(source).writer
-        place, columns = self.linear.get(writer, (-1, 0))  # the last, or the channels of an image
-        if source.shape[place] != columns or place % source.dim() in dims:
-            return None
-        rows = math.prod(source.shape[dim] for dim in dims)
-        return writer if rows >= LEAST_POOLED else None
-
-    def _origin(self, tensor: Tensor) -> int:
-        """Return the storage that a tensor shows, or that it was copied from as it is."""
-        storage, writer = storage_number(tensor), self._value(tensor).writer
-        while writer in self.copied_from:
-            storage = self.copied_from[writer]
-            # What was written over since is no copy of it any more.
-            writer = earlier if (earlier := self.values[storage].writer) < writer else -1
-        return storage
-
-    def _casts_back(self, name: str, sources: list[_Value], outputs: list[Tensor]) -> bool:
-        """Whether a cast undoes the one that made its input."""
-        if name != CAST or not sources or not outputs:
-            return False
-        return self.cast_from.get(sources[0].writer) == outputs[0].dtype
-
-    def _look_at_numbers(self, name: str, args: Any) -> None:
-        """Note tables and who multiplies them; look at ids that no model keeps, and at labels."""
-        self.seen.ignored = max(self.seen.ignored, ignored_share(name, args))
-        if name in PRODUCTS:
-            self.multiplied |= {self._origin(tensor) for tensor in tensors_of(args)}
-        if name != "aten::embedding":
-            return
-        self.tables[storage_number(args[0])] = args[0].numel()
-        if self._value(args[1]).constant:
-            return
-        if args[1].dim() == 2 and args[1].numel() >= LEAST_IDS:
-            self.seen.padding = max(self.seen.padding, padded_share(args[1]))
+        return PARTLY_USED[tenths - 5] if 5 <= tenths <= 9 else ""
 
 
 def _again(op: WatchedOp, first: WatchedOp) -> str:

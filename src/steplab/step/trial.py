@@ -131,6 +131,8 @@ def _with_figures(run: Run, dtype: str) -> Run:
     notes += run.clock.cautions()
     if run.substituted:
         notes.append(run.substituted)
+    if run.ran and run.ran.fp8_text:
+        notes.append(run.ran.fp8_text)
     if run.compilation and run.compilation.graphs_in_window:
         graphs = run.compilation.graphs_in_window
         notes.append(f"still compiling: {graphs} new graphs while the clock ran")

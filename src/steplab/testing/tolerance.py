@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 # Of fewer numbers a peer's may all be right by chance; each of them is rounded twice or more.
 FEW = 64
 
