@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from steplab.core.errors import UserError, did_you_mean
@@ -34,46 +34,118 @@ def encode(value: Any) -> JSON:
 
 def decode(kind: Any, data: JSON, where: str = "record") -> Any:
     """Build a value of type `kind` from JSON data; `where` names the place in error messages."""
-    if kind is Any:
-        return data
+    return _reader(kind)(data, where)
+
+
+# Where a value stands; it becomes words only in a message: most of a record is in order.
+Place = str | tuple["Place", str | int]
+Reader = Callable[[JSON, Place], Any]
+
+
+def _reader(kind: Any) -> Reader:
+    """Return the function that reads values of a type, which is taken apart here and only once.
+
+    A Run is thousands of values of a few types. Types are no keys of a cache: `int | float` equals
+    `float | int`, and they do not read the same.
+    """
     origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda data, place: data
     if origin in (Union, types.UnionType):
-        return _decode_union(args, data, where)
+        return _union_reader(args)
     if origin is Literal:
-        if data not in args:
-            raise UserError(f"{where} is {_shown(data)}.", did_you_mean(str(data), map(str, args)))
-        return data
+        return functools.partial(_read_literal, args)
     if origin is tuple:
-        items = _items(data, where)
-        if args[-1] is not Ellipsis and len(args) != len(items):
-            raise UserError(f"{where} must have {len(args)} items, not {len(items)}.")
-        if args[0] in (float, str) and {args[0]}.issuperset(map(type, items)):
-            return tuple(items)  # nothing to check one by one: most of a Run is samples
-        return tuple(decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
+        count = None if args[-1] is Ellipsis else len(args)
+        return functools.partial(_read_tuple, args[0], _reader(args[0]), count)
     if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(data, dict):
-            raise UserError(f"{where} must be an object, not {type(data).__name__}.")
-        return {key: decode(args[1], item, _inside(where, key)) for key, item in data.items()}
+        return functools.partial(_read_mapping, _reader(args[1]))
     if dataclasses.is_dataclass(kind):
-        return decode_record(kind, data, where)
-    return _decode_plain(kind, data, where)
+        return functools.partial(_read_record, kind)
+    return functools.partial(_read_plain, kind)
 
 
-def decode_record(kind: Any, data: JSON, where: str) -> Any:
-    """Build the dataclass `kind`; missing keys take their defaults, unknown keys are refused."""
+def _read_literal(choices: tuple[Any, ...], data: JSON, place: Place) -> Any:
+    if data not in choices:
+        raise UserError(
+            f"{_words(place)} is {_shown(data)}.", did_you_mean(str(data), map(str, choices))
+        )
+    return data
+
+
+def _read_tuple(
+    kind: Any, read: Reader, count: int | None, data: JSON, place: Place
+) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise UserError(f"{_words(place)} must be a list, not {type(data).__name__}.")
+    if count is not None and count != len(data):
+        raise UserError(f"{_words(place)} must have {count} items, not {len(data)}.")
+    if kind in (float, str) and {kind}.issuperset(map(type, data)):
+        return tuple(data)  # nothing to check one by one: most of a Run is samples
+    return tuple(read(item, (place, i)) for i, item in enumerate(data))
+
+
+def _read_mapping(read: Reader, data: JSON, place: Place) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise UserError(f"{where} must be an object, not {type(data).__name__}.")
-    hints = type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+        raise UserError(f"{_words(place)} must be an object, not {type(data).__name__}.")
+    return {key: read(item, (place, key)) for key, item in data.items()}
+
+
+def _read_record(kind: Any, data: JSON, place: Place) -> Any:
+    """Build a dataclass; missing keys take their defaults, unknown keys are refused."""
+    if not isinstance(data, dict):
+        raise UserError(f"{_words(place)} must be an object, not {type(data).__name__}.")
+    readers, required = _fields(kind)
     for key in data:
-        if key not in fields:
-            raise UserError(f"{where} has an unknown key {_shown(key)}.", did_you_mean(key, fields))
-    missing = [name for name, f in fields.items() if name not in data and _is_required(f)]
+        if key not in readers:
+            text = f"{_words(place)} has an unknown key {_shown(key)}."
+            raise UserError(text, did_you_mean(key, readers))
+    missing = [name for name in required if name not in data]
     if missing:
-        raise UserError(f"{where} lacks {', '.join(missing)}.")
-    return kind(
-        **{key: decode(hints[key], item, _inside(where, key)) for key, item in data.items()}
-    )
+        raise UserError(f"{_words(place)} lacks {', '.join(missing)}.")
+    return kind(**{key: readers[key](item, (place, key)) for key, item in data.items()})
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[dict[str, Reader], tuple[str, ...]]:
+    """Return the readers of a dataclass's fields by name, and the names without a default."""
+    fields = dataclasses.fields(kind)
+    hints = type_hints(kind)
+    readers = {field.name: _reader(hints[field.name]) for field in fields}
+    return readers, tuple(field.name for field in fields if _is_required(field))
+
+
+def _union_reader(kinds: tuple[Any, ...]) -> Reader:
+    choices = [_reader(kind) for kind in kinds if kind is not type(None)]
+    return functools.partial(_read_union, type(None) in kinds, choices)
+
+
+def _read_union(may_be_null: bool, choices: list[Reader], data: JSON, place: Place) -> Any:
+    if data is None and may_be_null:
+        return None
+    for choice in choices[:-1]:
+        try:
+            return choice(data, place)
+        except UserError:
+            continue
+    return choices[-1](data, place)
+
+
+def _read_plain(kind: Any, data: JSON, place: Place) -> Any:
+    if type(data) is kind and kind is not int:
+        return data
+    if kind is float and isinstance(data, str) and data in NON_FINITE:
+        return NON_FINITE[data]
+    if kind in (int, float) and isinstance(data, bool):
+        raise UserError(f"{_words(place)} must be a number, not {data!r}.")
+    if kind in (int, float) and isinstance(data, int) and data.bit_length() > 64:
+        raise UserError(f"{_words(place)} is {_shown(data)}, which is out of range.")
+    if kind is float and isinstance(data, int):
+        return float(data)
+    if not isinstance(data, kind):
+        found = type(data).__name__
+        raise UserError(f"{_words(place)} must be {kind.__name__}, not {found} ({_shown(data)}).")
+    return data
 
 
 def read_word(kind: Any, word: str, where: str) -> Any:
@@ -105,42 +177,13 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _items(data: JSON, where: str) -> list[Any]:
-    if not isinstance(data, list):
-        raise UserError(f"{where} must be a list, not {type(data).__name__}.")
-    return data
-
-
-def _inside(where: str, key: str) -> str:
-    return f"{where}.{shorten(key, LONGEST)}"
+def _words(place: Place) -> str:
+    if isinstance(place, str):
+        return place
+    outer, inner = place
+    step = f"[{inner}]" if isinstance(inner, int) else f".{shorten(inner, LONGEST)}"
+    return f"{_words(outer)}{step}"
 
 
 def _shown(data: JSON) -> str:
     return shorten(repr(data), LONGEST)
-
-
-def _decode_union(args: tuple[Any, ...], data: JSON, where: str) -> Any:
-    if data is None and type(None) in args:
-        return None
-    choices = [arg for arg in args if arg is not type(None)]
-    for choice in choices[:-1]:
-        try:
-            return decode(choice, data, where)
-        except UserError:
-            continue
-    return decode(choices[-1], data, where)
-
-
-def _decode_plain(kind: Any, data: JSON, where: str) -> Any:
-    if kind is float and isinstance(data, str) and data in NON_FINITE:
-        return NON_FINITE[data]
-    if kind in (int, float) and isinstance(data, bool):
-        raise UserError(f"{where} must be a number, not {data!r}.")
-    if kind in (int, float) and isinstance(data, int) and data.bit_length() > 64:
-        raise UserError(f"{where} is {_shown(data)}, which is out of range.")
-    if kind is float and isinstance(data, int):
-        return float(data)
-    if not isinstance(data, kind):
-        found = type(data).__name__
-        raise UserError(f"{where} must be {kind.__name__}, not {found} ({_shown(data)}).")
-    return data
