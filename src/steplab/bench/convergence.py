@@ -1,19 +1,18 @@
 """Pairs of trainings of two recipes, with the same seeds and data, one training after the other.
 
 `run_pairs` keeps every finished training in a folder, so that a study that was interrupted goes on,
-and one that could not decide goes on with more pairs.
+and one that could not decide goes on with more pairs. Nothing is ever removed from it.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from steplab.bench.loss_gap import LIMIT, LossGap, Pair, Training
+from steplab.bench.loss_gap import LIMIT, MOST_PAIRS, LossGap, Pair, Training
 from steplab.core import Environment, Recipe, Run, TrainSpec
 from steplab.core.atomic import disk_errors, write_file
 from steplab.core.codec import decode, encode
@@ -76,25 +75,25 @@ class StudyFolder:
             text = json.dumps(encode(training), indent=1, allow_nan=False)
             write_file(self._file(number, side), text.encode())
 
-    def clear(self) -> None:
-        """Forget all trainings."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def finished_pairs(self) -> int:
+        """Return how many pairs are finished, from the first one on."""
+        for number in range(MOST_PAIRS):
+            if not (self.load(number, "reference") and self.load(number, "candidate")):
+                return number
+        return MOST_PAIRS
 
     def _file(self, number: int, side: Side) -> Path:
         return self.path / f"{side}-{number:04}.json"
 
 
-def open_study(store: Store, study: Study, environment: Environment) -> StudyFolder:
-    """Return the folder of a study on this machine, with the trainings that it can go on from.
+def open_study(store: Store, study: Study, environment: Environment) -> tuple[Study, StudyFolder]:
+    """Return a study with all of its pairs that are finished on this machine, and their folder.
 
-    A study all of whose pairs are finished begins anew: asking again trains again. One that is
-    asked for more pairs than before goes on.
+    Fewer pairs than are finished cannot be asked for: nobody may choose which of them count.
     """
     work = [encode(study.spec), encode(study.candidate)]
     folder = StudyFolder(store.root / "convergence" / machine_key(environment, work))
-    if all(folder.load(*one) for one in study.trainings()):
-        folder.clear()
-    return folder
+    return replace(study, pairs=max(study.pairs, folder.finished_pairs())), folder
 
 
 class Observer(Protocol):

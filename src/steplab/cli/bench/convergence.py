@@ -16,7 +16,7 @@ from steplab.bench.convergence import (
     record,
     run_pairs,
 )
-from steplab.bench.loss_gap import FEWEST_PAIRS, LIMIT, Training
+from steplab.bench.loss_gap import FEWEST_PAIRS, LIMIT, MOST_PAIRS, Training
 from steplab.cli.command import Command
 from steplab.cli.flags import (
     add_device_flag,
@@ -63,7 +63,7 @@ def _flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     add("--reference", type=parse_recipe, default=PLAIN, metavar="RECIPE",
         help="the recipe to compare with; default: plain")  # fmt: skip
     add("--pairs", type=int, default=FEWEST_PAIRS, metavar="N",
-        help="trainings of each recipe, with the same seeds")  # fmt: skip
+        help=f"trainings of each recipe, with the same seeds; at most {MOST_PAIRS}")  # fmt: skip
     add("--steps", type=int, default=1000, metavar="N", help="steps of each training")
     add("--limit", type=float, default=LIMIT * 100, metavar="PERCENT",
         help="the gap of the losses that is allowed")  # fmt: skip
@@ -84,8 +84,14 @@ def _run(args: argparse.Namespace) -> int:
     store.check_writable()
     with Worker() as worker:
         environment = worker.environment(START_SECONDS)
-        study = _study(args, resolve_device(args.device, environment))
-        folder = open_study(store, study, environment)
+        asked = _study(args, resolve_device(args.device, environment))
+        study, folder = open_study(store, asked, environment)
+        if folder.finished_pairs() == study.pairs:
+            print(
+                f"All {study.pairs} pairs here are finished, in {folder.path}. To train them anew, "
+                "remove that folder or name another --store.",
+                file=sys.stderr,
+            )
 
         def train(spec: TrainSpec, progress: Progress) -> Training:
             try:
@@ -137,9 +143,10 @@ class StudyProgress(ItemProgress):
 
 def _study(args: argparse.Namespace, device: str) -> Study:
     """Return what the flags ask for on a device."""
-    if args.pairs < FEWEST_PAIRS:
+    if not FEWEST_PAIRS <= args.pairs <= MOST_PAIRS:
         raise UserError(
-            f"--pairs must be at least {FEWEST_PAIRS}, not {args.pairs}: fewer give no interval."
+            f"--pairs must be {FEWEST_PAIRS} to {MOST_PAIRS}, not {args.pairs}: the intervals are "
+            "made for so many."
         )
     if args.steps < VALIDATIONS:
         raise UserError(f"--steps must be at least {VALIDATIONS}, not {args.steps}.")
