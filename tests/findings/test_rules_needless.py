@@ -336,19 +336,59 @@ def test_windows_that_overlap_are_a_broadcast(window, found):
         assert "unfold" in said.remedy and "net.py:6 (forward)" in " ".join(said.evidence)
 
 
+def upsampled(channels: int, side: int, us: int = 200) -> RecordedOp:
+    """A tensor of (2, channels, side, side) is enlarged to twice the side."""
+    args = tensors([2, channels, side, side], values=["", f"[{2 * side}, {2 * side}]"])
+    return RecordedOp("aten::upsample_nearest2d", us, args=args, line="net.py(8): forward")
+
+
+def convolved(channels: int, side: int, out: int, us: int = 300, window: int = 1) -> RecordedOp:
+    args = tensors([2, channels, side, side], [out, channels, window, window])
+    return RecordedOp("aten::mkldnn_convolution", us, args=args, line="net.py(9): forward")
+
+
+def joined(channels: tuple[int, int], side: int) -> RecordedOp:
+    sizes = [[2, each, side, side] for each in channels]
+    listed = {"shapes": [sizes, []], "dtypes": ["TensorList", "Scalar"]}
+    return RecordedOp("aten::cat", 100, args=listed)
+
+
+def elementwise(name: str, channels: int, side: int) -> RecordedOp:
+    return RecordedOp(f"aten::{name}", 100, args=tensors([2, channels, side, side]))
+
+
 @pytest.mark.parametrize("left", [4, 48])
 def test_channels_that_are_enlarged_before_they_are_dropped(left):
-    up = tensors([2, 64, 32, 32], values=["", "[64, 64]"])
-    wide = tensors([2, 64, 64, 64], [left, 64, 1, 1])
-    done = [
-        RecordedOp("aten::upsample_nearest2d", 200, args=up, line="net.py(8): forward"),
-        RecordedOp("aten::mkldnn_convolution", 300, args=wide, line="net.py(9): forward"),
-        mm(64, 64, 64, 500, FP32),
-    ]
-    found = product_order.RULE(cpu_case(done))
+    rest = mm(64, 64, 64, 500, FP32)
+    found = product_order.RULE(cpu_case([upsampled(64, 32), convolved(64, 64, left), rest]))
     assert (found is not None) == (left < 32)
     if found is not None:
-        assert "net.py:9 (forward)" in found.evidence[1] and "enlarged before" in found.claim
+        assert "makes 2 x 64 x 64 x 64 values" in found.claim and f"keeps {left} of" in found.claim
+        assert "net.py:9 (forward)" in found.evidence[0]
+        assert found.stake_ms == pytest.approx(0.5)
+
+
+UNET = [  # channels double with every level, so tensors of several levels have as many elements
+    *(convolved(3, 64, 24, window=3), convolved(24, 32, 48, window=3)),
+    *(convolved(48, 16, 96, window=3), upsampled(96, 16), joined((96, 48), 32)),
+    *(convolved(144, 32, 48, window=3), upsampled(48, 32), joined((48, 24), 64)),
+    *(convolved(72, 64, 24, window=3), convolved(24, 64, 4)),
+]
+RESIDUAL_UNET = [  # blocks with a 1 x 1 convolution of what they take
+    *(convolved(3, 32, 32, window=3), convolved(32, 16, 64, window=3)),
+    *(upsampled(64, 8), joined((64, 64), 16), convolved(128, 16, 32, window=3)),
+    *(convolved(128, 16, 32), upsampled(32, 16), joined((32, 32), 32)),
+    *(convolved(64, 32, 32, window=3), convolved(64, 32, 16)),
+]
+PYRAMID = [  # sums of what was enlarged go through a ReLU
+    *(convolved(32, 48, 32), upsampled(32, 24), elementwise("add", 32, 48)),
+    *(elementwise("relu", 32, 48), convolved(32, 48, 12)),
+]
+
+
+@pytest.mark.parametrize("done", [UNET, RESIDUAL_UNET, PYRAMID])
+def test_what_is_joined_or_bent_before_the_convolution_does_not_commute(done):
+    assert product_order.RULE(cpu_case(done)) is None
 
 
 def test_products_whose_rows_are_mostly_zeros():

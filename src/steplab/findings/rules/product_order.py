@@ -2,9 +2,10 @@
 
 What it sees: a batched product whose result goes straight into another one, with nothing but copies
 in between: (a b) c, where a (b c) would take less than half of the multiplications; a 1 x 1
-convolution to fewer than half of the channels, right after an upsampling; a linear layer over
-many rows of which only means or sums are read; or a tall matrix times its own transpose that is
-squared, as in the Newton-Schulz steps of Muon, and multiplied by the matrix again.
+convolution to fewer than half of the channels, which alone reads what an upsampling has just made;
+a linear layer over many rows of which only means or sums are read; or a tall matrix times its own
+transpose that is squared, as in the Newton-Schulz steps of Muon, and multiplied by the matrix
+again.
 Why it costs: linear attention in the wrong order builds the matrix of queries x keys that it is
 there to avoid; x x^T of a matrix with four times as many rows as columns is 16 times x^T x, and its
 square takes 64 times the multiplications.
@@ -15,17 +16,16 @@ When it is wrong: the values between the products are used by something else.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from steplab.core import Finding, units
 from steplab.core.dataflow import POOLED
-from steplab.costs.op_call import OpCall
+from steplab.costs.op_call import Dims, OpCall
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
 from steplab.findings.matmuls import Matmul, matmuls
 from steplab.findings.rows import Mask, Rows
+from steplab.findings.rules._shared_lookups import COPIES
 from steplab.trace.compiled import INDUCTOR
 
 LOOKUPS = ("aten::embedding",)  # their mean is a bag's: dense_embedding
@@ -156,22 +156,22 @@ def _multiplications(m: int, k: int) -> int:
 
 
 def _enlarged(case: Case, rows: Rows) -> Finding | None:
-    """Find 1 x 1 convolutions to fewer channels whose input has just been enlarged."""
-    sizes = {size for call in rows.calls if (size := _upsampled(call))}
-    narrowing = [pair for call in rows.calls if (pair := _narrows(call, sizes)) is not None]
-    if not narrowing:
+    """Find 1 x 1 convolutions to fewer channels of what was enlarged right before."""
+    forward = rows.labeled("phase", lambda label: label != "backward")
+    enlarged = {dims for call in rows.calls if (dims := _upsampled(call))}
+    found = [(*_of_pairs(rows, forward, dims), dims) for dims in sorted(enlarged)]
+    mask, left, dims = max(found, key=lambda one: rows.ms(one[0]), default=(None, 1.0, ()))
+    if mask is None:
         return None
-    size, left = max(narrowing)
-    forward = rows.called(lambda call: _upsampled(call) == size or size in call.numels)
-    mask = rows.with_gradients(forward)
     spent = case.cost_ms(mask)
     if not spent * (1 - left) > SHARE * case.step_ms:
         return None
+    shape, channels = " x ".join(map(str, dims)), dims[1]
     return Claim(
         rule="product_order",
-        claim=f"channels are enlarged before a 1 x 1 convolution drops most of them: "
-        f"{units.milliseconds(spent)} around {size:,} elements",
-        evidence=(f"{left:.3g} of the channels remain", *rows.hot_lines(mask)),
+        claim=f"an upsampling makes {shape} values, and the 1 x 1 convolution after it keeps "
+        f"{left * channels:.0f} of the {channels} channels: both take {units.milliseconds(spent)}",
+        evidence=rows.hot_lines(mask),
         remedy="convolve first and enlarge the result: both commute",
         stake_ms=spent,
         why="the enlarged tensor is written, read and kept for backward",
@@ -180,25 +180,50 @@ def _enlarged(case: Case, rows: Rows) -> Finding | None:
     )
 
 
-def _upsampled(call: OpCall) -> int:
-    """Return the elements of the result of an upsampling; 0 for other calls."""
+def _of_pairs(rows: Rows, forward: Mask, dims: Dims) -> tuple[Mask, float]:
+    """Return the upsamplings to these sizes and the convolutions that alone read their results.
+
+    With their gradients, and with the largest share of the channels that is left. Nothing where
+    anything else reads a tensor of these sizes: it may be the same one.
+    """
+    shares = {n: share for n, call in enumerate(rows.calls) if (share := _narrows(call, dims))}
+    enlarging = rows.roots(forward & rows.called(lambda call: _upsampled(call) == dims)).tolist()
+    narrowing = rows.roots(forward & rows.of_calls(shares)).tolist()
+    reads = forward & rows.called(lambda call: _reads(call, dims))
+    reading = rows.roots(reads & ~rows.asked_for(COPIES.__contains__)).tolist()
+    order = sorted([*enlarging, *narrowing], key=rows.source.ops.start.__getitem__)
+    is_pair = order[::2] == enlarging and order[1::2] == narrowing
+    if not narrowing or not is_pair or not set(reading) <= set(order):
+        return np.zeros(len(rows.work), bool), 1.0
+    return rows.with_gradients(rows.of_roots(order) & forward), max(shares.values())
+
+
+def _upsampled(call: OpCall) -> Dims:
+    """Return the sizes of what an upsampling makes; () for other calls."""
     source, side = call.tensor(0), call.integers(1)
     if not call.name.startswith("aten::upsample_") or "backward" in call.name:
-        return 0
+        return ()
     if source is None or not side or len(source.dims) != len(side) + 2:
-        return 0
-    return math.prod((*source.dims[:2], *side))
+        return ()
+    return (*source.dims[:2], *side)
 
 
-def _narrows(call: OpCall, sizes: set[int]) -> tuple[int, float] | None:
-    """Return the input's size and the share of its channels that a 1 x 1 convolution leaves."""
+def _narrows(call: OpCall, dims: Dims) -> float:
+    """Return the share of the channels that a 1 x 1 convolution of such a tensor leaves; else 0."""
     source, weight = call.tensor(0), call.tensor(1)
     if "convolution" not in call.name or "backward" in call.name or source is None:
-        return None
-    if weight is None or len(weight.dims) < 3 or math.prod(weight.dims[2:]) != 1:
-        return None
-    left = weight.dims[0] / max(weight.dims[1], 1)
-    return (source.numel, left) if source.numel in sizes and left < MUCH else None
+        return 0.0
+    if source.dims != dims or weight is None or len(weight.dims) != len(dims):
+        return 0.0
+    left = weight.dims[0] / dims[1]
+    is_plain = weight.dims[1:] == (dims[1], *(1 for _ in dims[2:]))  # one group, one position
+    return left if is_plain and left < MUCH else 0.0
+
+
+def _reads(call: OpCall, dims: Dims) -> bool:
+    return any(t is not None and t.dims == dims for t in call.tensors) or any(
+        dims in listed for listed in call.lists
+    )
 
 
 def _chained(case: Case, rows: Rows) -> Finding | None:
