@@ -75,9 +75,32 @@ def test_experts_that_multiply_on_their_own(module):
     found = small_expert_matmuls.RULE(case)
     ideal = 0.01 * HIDDEN / (4 * WIDTH) * sum(EVEN) / TOKENS
     assert found.stake_ms == pytest.approx(0.08) and "8 products" in found.claim
-    assert found.gain_ms == pytest.approx(0.08 - 1.5 * ideal)
+    assert found.gain_ms == pytest.approx(0.08 - ideal)
     assert "128 rows on average by (192 x 256)" in found.evidence[0]
     assert rules(case)[0] == "small_expert_matmuls"
+    done = [routed(), DENSE, *looped(EVEN, module=module)]
+    on_gpu = small_expert_matmuls.RULE(gpu_case(done, card={"deviceProperties": []}))
+    assert on_gpu.gain_ms == pytest.approx(0.08 - 1.5 * ideal)  # a grouped one gathers, too
+
+
+def test_products_that_wait_for_a_core_are_no_slow_products():
+    """Every second one takes ten times as long as it does where nobody interrupts it."""
+    large = mm(TOKENS, WIDTH, 4 * WIDTH, 400, FP32, module="blocks.0.mlp")
+    held_up = [replace(one, us=400) for one in looped(EVEN)]
+    loop = [*looped(EVEN, us=40), *held_up]
+    assert small_expert_matmuls.RULE(cpu_case([routed(), large, *loop])) is None
+    case = cpu_case([routed(), DENSE, *loop])
+    assert not small_expert_matmuls.RULE(case).ordinary
+    run = make_run(ms=4.0)
+    busy = replace(run, clock=replace(run.clock, contended=0.5))
+    assert small_expert_matmuls.RULE(Case(busy, case.analysis)).ordinary
+
+
+def test_what_is_around_the_products_of_a_cpu_stays():
+    gather = RecordedOp("aten::index", 600, module="blocks.0", args=tensors([TOKENS, WIDTH]))
+    large = mm(TOKENS, WIDTH, 4 * WIDTH, 400, FP32, module="blocks.0.mlp")
+    loop = looped(EVEN, us=40, module="blocks.0.experts.{}.up")
+    assert small_expert_matmuls.RULE(cpu_case([routed(), large, gather, *loop])) is None
 
 
 def test_nobody_is_told_to_group_what_is_grouped():

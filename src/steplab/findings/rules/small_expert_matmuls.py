@@ -2,7 +2,8 @@
 
 What it sees: many products with weights of one shape in one loop, each on a part of the tokens,
 which an index, a sort or the like has chosen; together with the work around them they reach less
-than half the rate of large products.
+than half the rate of large products. On a CPU the products alone do, each as fast as the fastest of
+its shapes: some wait for a core, and what is around them stays.
 Why it costs: a product of few rows does not fill the tensor cores, or the time of its own launch.
 Remedy: sort the tokens by expert and multiply all groups in one call
 (`impl.experts=grouped`, `torch._grouped_mm`).
@@ -19,7 +20,7 @@ import numpy as np
 from steplab.core import Finding, units
 from steplab.findings.case import Case
 from steplab.findings.claims import Claim
-from steplab.findings.matmuls import attainable_rate, expert_loops, matmuls
+from steplab.findings.matmuls import attainable_rate, expert_loops, matmuls, quickest
 
 SLOW = 0.5  # of the rate that large products reach
 # Time of gathering, activation and scattering of a grouped dispatch, over that of its products: 42
@@ -37,10 +38,14 @@ def check(case: Case) -> Finding | None:
         return None
     multiplied = np.logical_or.reduce([place.products for place in found])
     whole = np.logical_or.reduce([place.whole for place in found])
-    spent, best = rows.ms(whole), attainable_rate(case, rows.of_calls(matmuls(rows)))
+    spent, alone = rows.ms(whole), rows.ms(multiplied)
+    durations = rows.work.duration if case.on_device else quickest(rows)
+    best = attainable_rate(case, rows.of_calls(matmuls(rows)), durations=durations)
     ideal = float(np.nansum(rows.work.flops[multiplied])) / rows.steps / best if best else 0.0
-    if not ideal or ideal > SLOW * spent:
+    slow = float(durations[multiplied].sum()) / 1e6 * rows.scale / rows.steps
+    if not ideal or ideal > SLOW * (spent if case.on_device else slow):
         return None
+    gain = spent - (1 + AROUND) * ideal if case.on_device else alone * (1 - ideal / slow)
     largest = max(found, key=lambda place: rows.ms(place.products))
     mean = sum(largest.sizes) / len(largest.sizes)
     count = sum(len(place.sizes) for place in found) / rows.steps
@@ -50,13 +55,15 @@ def check(case: Case) -> Finding | None:
         f"{units.milliseconds(spent)} with what is around them",
         evidence=(
             f"{largest.name}: {mean:.0f} rows on average by ({largest.k} x {largest.n})",
-            f"at the rate of large products they would take {units.milliseconds(ideal)}",
+            f"the products alone take {units.milliseconds(alone)}, at the rate of large ones "
+            f"{units.milliseconds(ideal * alone / slow)}",
         ),
         remedy="impl.experts=grouped, or torch._grouped_mm over tokens sorted by expert",
         stake_ms=spent,
         why="a product of few rows fills neither the units nor the time of its own launch",
-        gain_ms=max(0.0, spent - (1 + AROUND) * ideal),
+        gain_ms=max(0.0, gain),
         work=whole,
+        ordinary=case.contended and not case.on_device,
     )
 
 
