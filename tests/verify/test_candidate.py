@@ -15,7 +15,14 @@ from steplab.verify.judge import GROUPS, judge
 from steplab.verify.numerics import load_references
 from steplab.verify.references import dry_run, has_dropout, make_references
 from steplab.verify.remote import CandidateResult
-from steplab.verify.shapes import REFUSES, shapes_to_try, widened, with_batch, without_dropout
+from steplab.verify.shapes import (
+    REFUSES,
+    forms_of_truth,
+    shapes_to_try,
+    widened,
+    with_batch,
+    without_dropout,
+)
 from tests.compare.sides import run_of
 from tests.own_models import named
 from tests.verify.planted import PLANTED, plant, planted_spec, wrong_scaling
@@ -174,6 +181,43 @@ def test_a_model_that_refuses_fp64_says_so_and_has_its_operators_computed_in_it(
     assert make_references(wide, "fp64", tmp_path) == make_references(wide, "bf16", tmp_path) == ""
     truth, *peers = load_references(tmp_path, wide.name, "bf16")
     assert all(check.passed for check in judge(peers[-1], peers, truth, ""))
+
+
+COMPILED_UPDATE = """
+import torch, steplab
+from torch import nn
+
+@torch.compile(backend="eager", dynamic=False, fullgraph=True)
+def descend(weight, gradient, rate):
+    weight.add_(gradient * -rate)
+
+class Descent(torch.optim.Optimizer):
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                descend(weight, weight.grad, torch.tensor(group["lr"]))
+
+def make():
+    def batches(size):
+        while True:
+            yield torch.randn(size, 8)
+
+    loss = lambda m, x: m(x).square().mean()
+    make_optimizer = lambda m, **how: Descent(m.parameters())
+    return steplab.UserModel(nn.Linear(8, 1), batches, loss, optimizer=make_optimizer)
+"""
+
+
+def test_an_update_that_compiles_itself_has_every_truth(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(COMPILED_UPDATE)
+    shape = shapes_to_try(RunSpec(named(f"{path}:make"), {}))[0]
+    for form in forms_of_truth(shape):
+        referenced(form, tmp_path, "fp32")
 
 
 OWN = """
