@@ -20,7 +20,7 @@ from tests.verify.planted import PLANTED
 HERE = Path(__file__).parent
 WRONG = "wrong_models"
 BF16_WEIGHTS = "precision=bf16-weights,optimizer=one-pass"
-DRAWING = ("dropout", "functional_dropout", "noise", "sampled")
+DRAWING = ("dropout", "functional_dropout", "noise", "much_noise", "sampled")
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ HONEST = [
     "gradient_penalty",
     "dropped_paths",
     "post_norm",
+    "much_noise",
 ]
 BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
 NARROW = [
@@ -168,5 +169,5 @@ NARROW = [
 RECIPES = [
     *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
     *((name, "checkpointing=blocks") for name in BLOCKS),
-    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm")),
+    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm", "much_noise")),
 ]

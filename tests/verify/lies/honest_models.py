@@ -146,12 +146,21 @@ class Autoencoder(nn.Module):
         return self.decode(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
 
 
-def noise():
+def autoencode(model):
     def loss(model, batch):
         x, _ = batch
         return F.mse_loss(model(x), x) + 0.1 * model.divergence
 
-    return steplab.UserModel(Autoencoder(), vectors(16), loss)
+    return steplab.UserModel(model, vectors(16), loss)
+
+
+def noise():
+    return autoencode(Autoencoder())
+
+
+def much_noise():
+    """So much that some of it is next to 1, from where bf16 would round it to 1."""
+    return autoencode(Autoencoder(latent=64))
 
 
 class Attention(nn.Module):
@@ -380,11 +389,7 @@ class SampledAutoencoder(Autoencoder):
 
 
 def sampled():
-    def loss(model, batch):
-        x, _ = batch
-        return F.mse_loss(model(x), x) + 0.1 * model.divergence
-
-    return steplab.UserModel(SampledAutoencoder(), vectors(16), loss)
+    return autoencode(SampledAutoencoder())
 
 
 class SkippedBlock(nn.Module):
