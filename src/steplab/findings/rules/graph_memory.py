@@ -158,7 +158,7 @@ def _pools(case: Case) -> tuple[Finding, ...]:
     pools = case.run.profile.graph_pools if case.run and case.run.profile else ()
     memory = case.run.memory if case.run is not None else None
     spare = sum(pools) - max(pools, default=0)
-    if memory is None or spare < SHARE * memory.peak:
+    if memory is None or not spare > SHARE * memory.peak:
         return ()
     return (
         Finding(
