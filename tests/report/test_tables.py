@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import io
 import json
@@ -37,12 +38,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def drawn(table, monkeypatch, width):
+def on_terminal(monkeypatch, width, show):
+    """Return what `show` prints on a terminal of this width, without colors."""
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    print_table(table, out)
+    with contextlib.redirect_stdout(out):
+        show()
     return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def drawn(table, monkeypatch, width):
+    return on_terminal(monkeypatch, width, lambda: print_table(table))
 
 
 def test_a_narrow_terminal_folds_texts_and_drops_columns_but_no_results(monkeypatch):
@@ -69,6 +76,27 @@ def test_a_narrow_terminal_folds_texts_and_drops_columns_but_no_results(monkeypa
         # The ends of the recipes, in which they differ, are there.
         assert "Q" in text and "Z" in text
     assert "no room" not in drawn(table, monkeypatch, 200)
+
+
+def test_columns_that_tell_nothing_apart_are_the_first_to_go(monkeypatch):
+    columns = (
+        Column("recipe", dispensable=9),
+        Column("batch", dispensable=1),
+        Column("peak", "GiB", dispensable=2),
+        Column("step median", "ms"),
+    )
+    rows = (("optimizer=fused", 8, 1.5, 2.5), ("optimizer=plain", 8, 1.5, 3.5))
+    text = drawn(Table("steps", columns, rows), monkeypatch, 26)
+    assert "no room for: batch (8)," in text and "peak (1.500 GiB)" in text.replace("\n", " ")
+    assert "fused" in text and "plain" in text
+
+
+def test_recipes_are_folded_between_their_parts(monkeypatch):
+    recipe = "compile=blocks,impl.attention=math,optimizer.lr=0.5,prefetch=2"
+    table = Table("steps", (Column("recipe"), Column("step", "ms")), ((recipe, 1.0),))
+    text = drawn(table, monkeypatch, 26)
+    lines = ["compile=blocks,", "impl.attention=", "math,", "optimizer.lr=0.5,", "prefetch=2"]
+    assert [line.split()[0] for line in text.splitlines()[-5:]] == lines
 
 
 def test_headings_are_folded_before_what_people_read_in_one_piece(monkeypatch):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_saved_runs_are_loaded_by_id_part_and_last(store):
     assert store.load(runs[1].id[-6:]).id == runs[1].id
     assert store.load("last").id == max(run.id for run in runs)
     assert (store.runs / runs[0].id / "trace.txt").read_bytes() == b"abc"
+
+
+def test_a_short_id_is_the_run_it_stands_for(store):
+    """Where two end alike, or one begins as another ends, the whole id stands for itself."""
+    names = ("1-gpt-aaaaaa", "2-gpt-aaaaaa", "3-gpt-bbbbbb", "4-gpt-cccccc", "cccccc-5", "own")
+    for name in names:
+        store.save(replace(make_run(), id=name))
+    short = store.short_ids()
+    assert [name for name in names if short[name] != name] == ["3-gpt-bbbbbb", "cccccc-5"]
+    assert all(store.load(short[name]).id == name for name in names)
 
 
 def test_unknown_and_ambiguous_names(store):

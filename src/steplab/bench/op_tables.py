@@ -169,8 +169,7 @@ def _costs(
 
 def _status(run: Run, found: CellResult) -> str:
     """How a cell ended, with the names of what makes its samples doubtful: `ok, noisy`."""
-    cautions = run.clock.cautions() if run.clock else ()
-    return ", ".join([found.status, *(text.split(":")[0] for text in cautions)])
+    return ", ".join([found.status, *(run.clock.caution_names if run.clock else ())])
 
 
 def _mib(size: int | None) -> float | None:

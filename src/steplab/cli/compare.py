@@ -118,7 +118,7 @@ def _rerun(args: argparse.Namespace, a: Side, b: Side, store: Store) -> tuple[Co
     conditions = environment.conditions_on(first.device)
     comparison = compare_rounds(a, one, b, other, conditions)
     tables = {**comparison.tables, "rounds": rounds_table(one, other)}
-    run = replace(new_run(first, environment), tables=tables)
+    run = replace(new_run(first, environment), against=second, tables=tables)
     return comparison, store.save(run)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -50,10 +50,9 @@ def _run(args: argparse.Namespace) -> int:
                 raise run
             print(run_to_json(run))
     else:
-        table = _table(chosen, store)
         if args.out:
-            write_table(table, args.out)
-        print_table(table)
+            write_table(_table(chosen, store, {}), args.out)
+        print_table(_table(chosen, store, store.short_ids()))
     return 0
 
 
@@ -68,35 +67,38 @@ def _delete(store: Store, args: argparse.Namespace, ids: list[str]) -> None:
     print(f"{len(ids)} Runs deleted from {store.root}")
 
 
-def _table(chosen: list[tuple[str, Run | UserError]], store: Store) -> Table:
-    # The id names the workload, too; what is left out last has the smallest number.
-    names = {"workload": 6, "size": 2, "batch": 3, "mode": 4, "recipe": 1, "device": 5}
-    columns = [Column("run", whole=True)]
+def _table(
+    chosen: list[tuple[str, Run | UserError]], store: Store, short_ids: Mapping[str, str]
+) -> Table:
+    # What is left out last has the smallest number.
+    names = {"workload": 2, "size": 3, "batch": 4, "mode": 5, "recipe": 1, "device": 6}
+    columns = [Column("run", whole=True), Column("created", "UTC", whole=True, dispensable=7)]
     columns += [Column(name, dispensable=rank) for name, rank in names.items()]
     columns += [Column("step median", "ms"), Column("tokens/s"), Column("status")]
     rows: list[tuple[Cell, ...]] = []
     for run_id, run in chosen:
+        shown = short_ids.get(run_id, run_id)
         if not isinstance(run, Run):
-            rows.append((run_id, *[""] * 8, f"unreadable: {run}"))
+            rows.append((shown, *[""] * 9, f"unreadable: {run}"))
             continue
-        spec = run.spec
         time = run.clock.step.median if run.clock else ""
         speed = run.tokens_per_second
-        step = (
-            spec.workload,
-            spec.size_words,
-            spec.batch,
-            spec.mode,
-            spec.recipe.label,
-            spec.device,
-        )
-        rows.append((run_id, *step, time, round(speed) if speed else "", _status(run)))
+        about = (run.created[:16].replace("T", " "), *_spec_cells(run))
+        rows.append((shown, *about, time, round(speed) if speed else "", _status(run)))
     return Table(f"{units.counted(len(rows), 'Run')} in {store.root}", tuple(columns), tuple(rows))
 
 
+def _spec_cells(run: Run) -> tuple[Cell, ...]:
+    """What was measured, from workload to device; `plain / precision=bf16` where two took turns."""
+    specs = [run.spec] if run.against is None else [run.spec, run.against]
+    sides = [(s.workload, s.size_words, s.batch, s.mode, s.recipe.label, s.device) for s in specs]
+    distinct = [list(dict.fromkeys(values)) for values in zip(*sides, strict=True)]
+    return tuple(one[0] if len(one) == 1 else " / ".join(map(str, one)) for one in distinct)
+
+
 def _status(run: Run) -> str:
-    """How a Run ended, that it does not train, and its tables where it has no time of its own."""
-    words: list[str] = [run.status]
+    """How a Run ended, what makes its numbers doubtful, and its tables where it has no time."""
+    words: list[str] = [run.status, *(run.clock.caution_names if run.clock else ())]
     if not all(map(math.isfinite, run.losses)):
         words.append("loss not finite")
     if run.clock is None and run.tables:

@@ -143,6 +143,11 @@ class Clock:
         return tuple(filter(None, (noise, self.contention, self.step.outliers)))
 
     @property
+    def caution_names(self) -> list[str]:
+        """What makes the samples doubtful in one word each: "noisy", "contended", "outliers"."""
+        return [text.split(":")[0] for text in self.cautions()]
+
+    @property
     def typical(self) -> int:
         """Index of the step with the median time, the lower of two.
 
@@ -515,6 +520,7 @@ class Run:
     id: str
     spec: RunSpec
     environment: Environment
+RANDOM_DIGITS = 6  # in which an id ends
     status: Status = "ok"
     reason: str = ""  # why the status is not ok, in one sentence
     created: str = ""  # UTC, ISO 8601
@@ -546,6 +552,7 @@ class Run:
     @property
     def outcome(self) -> str:
         """How it ended: with the reason, or "ok" and the words that warn, which begin its notes."""
+    against: RunSpec | None = None  # what `spec` was measured in turns with; None: with nothing
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
         return ", ".join(["ok", *(note.split(":")[0] for note in self.notes)])
@@ -578,7 +585,7 @@ def new_run_id(spec: RunSpec) -> str:
     name = spec.workload.rsplit("/", 1)[-1].replace(".py", "")
     name = name.replace(":", "-").replace(".", "-")
     safe = "".join(c for c in f"{name}-{spec.size}".strip("-") if c.isalnum() or c in "-_")[:40]
-    return f"{stamp}-{safe}-{secrets.token_hex(3)}"
+    return f"{stamp}-{safe}-{secrets.token_hex(RANDOM_DIGITS // 2)}"
 
 
 def new_run(spec: RunSpec, environment: Environment) -> Run:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from steplab.core import Table
+from steplab.core import Cell, Column, Table
 from steplab.core.printable import printable, raw_stream
 from steplab.core.table import cell_text, is_number
 
@@ -23,6 +23,9 @@ PLAIN_WIDTH = 200
 MIN_PICTURE = 80  # characters
 GAP = 3  # between two columns
 FOLDED = 14  # characters of a line of text that is folded, at least
+# Where a text may be cut in two, the best places first: between words, techniques of a recipe, and
+# parts of a name or path. A digit may not follow: "0.5" and "1,024" stay whole.
+BREAKS = (r"(?<=\s)", r"(?<=,)(?=[^\W\d])", r"(?<=[.=/:])(?=[^\W\d])", r"(?<=.)")
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -65,7 +68,8 @@ def _draw(table: Table, out: Console) -> None:
     out.width = max(room, _drawn_width(_column_widths(shown, room)))
     out.print(_rich(shown, room))
     out.width = room
-    missing = [column.name for column in table.columns if column not in shown.columns]
+    indices = range(len(table.columns))
+    missing = [_left_out(table, i) for i in indices if table.columns[i] not in shown.columns]
     note = [f"no room for: {', '.join(missing)}"] if missing else []
     if table.note or note:
         out.print(Text(printable("\n".join(filter(None, [table.note, *note]))), style="dim"))
@@ -74,23 +78,34 @@ def _draw(table: Table, out: Console) -> None:
 def fitted(table: Table, width: int) -> Table:
     """Return the table without the columns that a terminal of `width` has no room for.
 
-    Dispensable columns go, never results: those stand whole, and texts are folded.
+    Dispensable columns go, never results: those stand whole, and texts are folded. The first to go
+    are those that tell no row from another.
     """
     kept = list(range(len(table.columns)))
-
-    def dispensable(index: int) -> int:
-        return table.columns[index].dispensable
-
-    while _drawn_width([_least_width(table, i) for i in kept]) > width:
-        last = max(kept, key=dispensable)
-        if not dispensable(last):
-            break
+    optional = {i for i in kept if table.columns[i].dispensable}
+    while _drawn_width([_least_width(table, i) for i in kept]) > width and optional:
+        last = max(optional, key=lambda i: (_is_alike(table, i), table.columns[i].dispensable))
+        optional.remove(last)
         kept.remove(last)
     return table.only(kept)
 
 
+def _left_out(table: Table, index: int) -> str:
+    """Return a column's name, with its value where all rows have the same."""
+    column = table.columns[index]
+    if not _is_alike(table, index) or table.rows[0][index] == "":
+        return column.name
+    value = cell_text(table.rows[0][index], column.digits)
+    return f"{column.name} ({value}{f' {column.unit}' if column.unit else ''})"
+
+
+def _is_alike(table: Table, index: int) -> bool:
+    return len({row[index] for row in table.rows}) == 1
+
+
 def _rich(table: Table, width: int) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    widths: list[int] = []
     for index, (column, chars) in enumerate(
         zip(table.columns, _column_widths(table, width), strict=True)
     ):
@@ -98,26 +113,48 @@ def _rich(table: Table, width: int) -> RichTable:
             Text(printable(column.title)),
             justify="right" if _is_numeric(table, index) else "left",
             width=chars,
-            overflow="fold",  # two recipes that begin alike would be cut to the same text
+            overflow="fold",  # never an ellipsis
         )
+        widths.append(chars)
     for row in table.rows:
-        pairs = zip(row, table.columns, strict=True)
-        drawn.add_row(*(Text(printable(cell_text(cell, column.digits))) for cell, column in pairs))
+        cells = zip(row, table.columns, widths, strict=True)
+        drawn.add_row(*(Text(_folded(cell, column, chars)) for cell, column, chars in cells))
     return drawn
+
+
+def _folded(cell: Cell, column: Column, width: int) -> str:
+    """Return a cell on lines of at most `width` characters; nothing of it is left out."""
+    lines = printable(cell_text(cell, column.digits)).splitlines()
+    return "\n".join(part.rstrip() for line in lines for part in _fold(line, width, BREAKS))
+
+
+def _fold(text: str, width: int, breaks: Sequence[str]) -> list[str]:
+    lines = [""]
+    for piece in re.split(breaks[0], text):
+        if cell_len((lines[-1] + piece).rstrip()) <= width:
+            lines[-1] += piece
+        elif cell_len(piece.rstrip()) <= width or not breaks[1:]:
+            lines.append(piece)
+        else:
+            lines += _fold(piece, width, breaks[1:])
+    return lines if lines[0] else lines[1:]
 
 
 def _column_widths(table: Table, room: int) -> list[int]:
     """Return the characters of each column.
 
-    Headings are folded first, then the widest texts: between words, and inside of them last. Not
-    by rich, which cuts numbers of a table that is too wide by one character.
+    Headings are folded first, then the widest texts, at the best places that make room. Not by
+    rich, which cuts numbers of a table that is too wide by one character.
     """
     indices = range(len(table.columns))
     widths = [_natural_width(table, i) for i in indices]
     whole_cells = [max(_heading_width(table, i), *_cell_widths(table, i)) for i in indices]
     least_widths = [_least_width(table, i) for i in indices]
-    whole_words = [max(least_widths[i], _word_width(table, i)) for i in indices]
-    for least in (whole_cells, whole_words, least_widths):
+    pieces = [
+        [max(least_widths[i], _piece_width(table, i, "|".join(BREAKS[:end]))) for i in indices]
+        for end in range(1, len(BREAKS))
+    ]
+    for least in (whole_cells, *pieces, least_widths):
         while _drawn_width(widths) > room:
             foldable = [i for i in indices if widths[i] > least[i]]
             if not foldable:
@@ -147,11 +184,12 @@ def _heading_width(table: Table, index: int) -> int:
     return max(map(cell_len, table.columns[index].title.split()), default=1)
 
 
-def _word_width(table: Table, index: int) -> int:
-    """Return the characters of the longest word of a column's cells."""
+def _piece_width(table: Table, index: int, breaks: str) -> int:
+    """Return the characters of the longest piece of a column's cells when cut at `breaks`."""
     digits = table.columns[index].digits
     texts = (printable(cell_text(row[index], digits)) for row in table.rows)
-    return max((cell_len(word) for text in texts for word in text.split()), default=1)
+    pieces = (piece.rstrip() for text in texts for piece in re.split(breaks, text))
+    return max(map(cell_len, pieces), default=1)
 
 
 def _cell_widths(table: Table, index: int) -> list[int]:

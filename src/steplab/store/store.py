@@ -10,6 +10,7 @@ import platform
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from steplab.core.atomic import (
 from steplab.core.errors import UserError
 from steplab.core.input_file import read_input, shorten
 from steplab.core.output_file import output_folder
+from steplab.core.run import RANDOM_DIGITS
 
 DEFAULT_ROOT = Path("steplab-runs")
 RUN_FILE = "run.json"
@@ -147,6 +149,17 @@ class Store:
         nearest = difflib.get_close_matches(name[:LONGEST_NAME], ids, n=NEAREST, cutoff=0.0)
         listed = ", ".join(nearest)
         raise UserError(f"There is no Run {shorten(name)!r} in {self.root}; the nearest: {listed}.")
+
+    def short_ids(self) -> dict[str, str]:
+        """Return the random digits in which each id ends, by id; the id where those are not clear.
+
+        `resolve` finds the id by what is returned.
+        """
+        ids = self.ids()
+        ends = Counter(i[-RANDOM_DIGITS:] for i in ids)
+        begins = {i[:RANDOM_DIGITS] for i in ids}
+        short = {i: i[-RANDOM_DIGITS:] for i in ids}
+        return {i: s if ends[s] == 1 and s not in begins else i for i, s in short.items()}
 
     def all(self) -> Iterator[tuple[str, Run | UserError]]:
         """Yield (id, Run), oldest first; a Run that cannot be read is yielded as its error."""

@@ -168,7 +168,7 @@ def _compare(
     table = versus_table(specs[0], first, specs[1], second, conditions)
     _write(args.out, [table])
     tables = {"versus": table, "rounds": rounds_table(first, second)}
-    run = replace(new_run(specs[0], environment), tables=tables)
+    run = replace(new_run(specs[0], environment), against=specs[1], tables=tables)
     saved = store.save(run)
     print_table(table)
     print(f"saved {saved}")
