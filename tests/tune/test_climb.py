@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from steplab.core import PLAIN, RunSpec
+from steplab.core import PLAIN, Recipe, RunSpec
 from steplab.core.ladder import BatchTrial, Ladder, Rung
 from steplab.techniques.context import Suggestion
 from steplab.techniques.recipes import parse_recipe
@@ -339,6 +339,14 @@ def test_a_study_of_batches_that_is_interrupted_is_made_up_for_by_the_same_comma
     ladder = climb(world, techniques, larger_batches=True)
     assert ladder.batches == found and ladder.finished
     assert world.opened == ["plain", "a=true"]  # nothing is tried again
+
+
+def test_a_winner_that_the_script_has_already_is_not_compared_with_itself(climb):
+    own = Recipe({"a": {"on": True}})
+    ladder = climb(World({"a": 0.5}), {"a": FakeTechnique(MATMUL)}, own=own)
+    assert ladder.winner == own and ladder.has_winner_already and ladder.peer is None
+    other = climb(World(), {"a": FakeTechnique(MATMUL)}, own=own)
+    assert not other.has_winner_already and other.peer is not None
 
 
 def test_memory_may_be_the_objective(climb):

@@ -110,6 +110,13 @@ def test_what_a_loop_compiles_or_rounds_itself_goes_also_where_the_winner_does_n
     assert "torch.compile, DistributedDataParallel" in shared
 
 
+def test_a_script_that_has_the_winner_already_has_nothing_to_change():
+    winner = parse_recipe("precision=bf16")
+    ladder = Ladder("id", replace(OWN, workload="script:train.py"), ENVIRONMENT, winner=winner)
+    assert own_loop_lines(ladder, Path("r.toml"), True)
+    assert own_loop_lines(replace(ladder, own=winner), Path("r.toml"), True) == []
+
+
 def test_only_models_of_ones_own_that_are_trained_have_a_loop():
     assert lines_of(replace(OWN, workload="gpt")) == []
     assert lines_of(replace(OWN, mode="infer")) == []

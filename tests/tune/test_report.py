@@ -72,6 +72,17 @@ def test_an_interrupted_ladder_does_not_say_that_nothing_won():
     assert "stays as it is" in total_line(replace(found, winner=PLAIN))
 
 
+def test_what_a_script_has_already_is_no_gain(tmp_path):
+    found = replace(ladder(), spec=replace(SPEC, workload="script:train.py"), own=BF16)
+    assert total_line(found) == "precision=bf16: train.py has this already: nothing to gain"
+    tables = {"impact": impact_table(found)}
+    run, path = run_of((10.0,)), tmp_path / "page.html"
+    write_ladder_page(found, tables, "", run, analysis_of(), (), path)
+    page = path.read_text(encoding="utf-8")
+    assert "The script has precision=bf16 already: nothing to gain." in page
+    assert "the speed</b>" not in page
+
+
 def test_what_nobody_can_tell_of_is_told_beside_a_winner():
     found = ladder()
     assert undecided_line(found) == ""

@@ -173,8 +173,9 @@ def search(
         spec = replace(spec, batch=batch)
     limit = None if args.memory_limit is None else int(args.memory_limit * 2**30)
     minutes = args.budget or MINUTES[device]
-    compared = args.against or own_recipe
-    against = None if compared is None else shared_by(compared, spec.ranks)
+    against, own = (
+        None if one is None else shared_by(one, spec.ranks) for one in (args.against, own_recipe)
+    )
     options = TuneOptions(
         objective=args.objective,
         minutes=minutes,
@@ -182,6 +183,7 @@ def search(
         memory_limit=limit,
         also_batch=args.also_batch,
         against=against,
+        own=own,
         larger_batches=args.batch == AUTO and args.objective == "time",
         allowed=tuple(sorted(set(args.allow))),
     )

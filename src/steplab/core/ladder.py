@@ -179,6 +179,7 @@ class Ladder:
     after: Samples | None = None
     total: Change | None = None  # winner against baseline
     peer: Peer | None = None
+    own: Recipe | None = None  # what the script that is tuned has already; None: no script
     batches: tuple[BatchTrial, ...] = ()  # of --batch auto, the winner first
     stopped: str = ""  # why the search ended
     left: tuple[str, ...] = ()  # suggestions for which there was no time
@@ -190,6 +191,11 @@ class Ladder:
     def kept(self) -> tuple[Rung, ...]:
         """The rungs that were climbed, in order; some of them may have been taken out later."""
         return tuple(rung for rung in self.rungs if rung.outcome == "kept")
+
+    @property
+    def has_winner_already(self) -> bool:
+        """Whether the script that is tuned has the winner already: there is nothing to change."""
+        return self.winner == self.own
 
     @property
     def undecided(self) -> tuple[Rung, ...]:

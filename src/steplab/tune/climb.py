@@ -300,10 +300,10 @@ class Climb:
         return False
 
     def _finish(self, against: Recipe | None) -> None:
-        """Compare the winner with a peer, and profile it for the report."""
+        """Compare the winner with a peer, if it is another recipe; profile it for the report."""
         self._lap()
         ladder = self.ladder
-        if against is not None:
+        if against is not None and against != ladder.winner:
             self.view.name = f"the winner against {against.label}"
             peer = measure_peer(against, self.champion, self.gate, self.clock.timeout, self.view)
             ladder = replace(ladder, peer=peer)

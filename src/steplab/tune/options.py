@@ -23,6 +23,7 @@ class TuneOptions:
     memory_limit: int | None = None  # bytes; None: what the device has
     also_batch: int | None = None  # another batch size at which numerics must hold
     against: Recipe | None = None  # what the winner is compared with at the end
+    own: Recipe | None = None  # what the script that is tuned has already
     larger_batches: bool = False  # whether the batch may grow at the end
     allowed: tuple[str, ...] = ()  # settings that change what is computed and may be tried
 

@@ -19,10 +19,11 @@ def own_loop_lines(ladder: Ladder, recipe: Path, clip_is_theirs: bool) -> list[s
 
     `clip_is_theirs`: the user or their script has said how gradients are clipped; else it was only
     the default of the measurement, which is told and not written into their loop. Nothing for
-    built-in models, which `train` trains, and for steps without an update.
+    built-in models, which `train` trains, for steps without an update, and for a script that has
+    the winner already.
     """
     spec = ladder.spec
-    if ":" not in spec.workload or spec.mode != "full":
+    if ":" not in spec.workload or spec.mode != "full" or ladder.has_winner_already:
         return []
     is_hf = spec.workload.startswith(HUGGING_FACE)
     given = "" if is_hf else "loss(model, batch) returns your loss and "

@@ -19,6 +19,7 @@ from steplab.store import Store
 from steplab.trace.analyze import analyze_run
 from steplab.tune.ceilings import MIN_SHARE
 from steplab.verify.shapes import FP32_TRUTH
+from steplab.workloads.user_model import SCRIPT
 
 RECIPE_FILE, REPORT_FILE, PICTURE_FILE = "recipe.toml", "report.html", "ladder.svg"
 GIB = 2**30
@@ -102,6 +103,9 @@ def impact_table(ladder: Ladder) -> Table:
 
 def total_line(ladder: Ladder) -> str:
     """The winner against the baseline, in one sentence."""
+    if ladder.has_winner_already:
+        script = ladder.spec.workload.removeprefix(SCRIPT)
+        return f"{ladder.winner.label}: {script} has this already: nothing to gain"
     if ladder.total is None or ladder.before is None or ladder.after is None:
         if ladder.winner != ladder.spec.recipe:
             return f"{ladder.winner.label}: the best so far, not yet compared with the baseline"

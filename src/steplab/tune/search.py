@@ -64,14 +64,15 @@ def tune(
     baseline = _open_baseline(spec, ladder, gate, references, store, timeout, watch)
     clock.note(is_slow(spec.recipe), clock.elapsed - before)  # a candidate takes about as long
     try:
-        ladder = _with_baseline(ladder, baseline, shapes)
+        ladder = replace(_with_baseline(ladder, baseline, shapes), own=options.own)
         ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
         folder.save(ladder)
     except BaseException:
         baseline.candidate.close()
         raise
     climb = Climb(ladder, folder, store, references, gate, clock, watch)
-    ladder = climb.run(baseline, options.against, settle=not options.larger_batches)
+    against = options.against or options.own
+    ladder = climb.run(baseline, against, settle=not options.larger_batches)
     if options.larger_batches:
         winner, watch.name = climb.champion, "larger batches"
         study = LargerBatches(

@@ -61,8 +61,10 @@ def _table(key: str, title: str, tables: Mapping[str, Table]) -> Section:
 
 def _head(ladder: Ladder) -> Html:
     change = ladder.total
-    if change is None or ladder.before is None or ladder.after is None:
-        verdict = element("p", "No recipe beats the baseline.", class_="verdict")
+    if change is None or ladder.before is None or ladder.after is None or ladder.has_winner_already:
+        has = f"The script has {ladder.winner.label} already: nothing to gain."
+        none = has if ladder.has_winner_already else "No recipe beats the baseline."
+        verdict = element("p", none, class_="verdict")
         return join([verdict, tiles({"recipes tried": str(len(ladder.rungs))})])
     factor = units.ratio(1 / (1 + change.value))
     sure = change.high < 0 or change.low > 0
