@@ -16,7 +16,7 @@ from typing import Any
 
 from steplab.cli.command import Parser
 from steplab.cli.flags import exit_without_gpu
-from steplab.core import Cell, Column, Run, RunSpec, Table
+from steplab.core import Cell, Column, Counters, Run, RunSpec, Table
 from steplab.core.errors import SteplabError, UserError, did_you_mean
 from steplab.hardware.catalog import find_card
 from steplab.report.export import check_suffixes, write_table
@@ -53,7 +53,7 @@ PEER = "Hugging Face Qwen2-MoE, sdpa, eager"
 COLUMNS = (
     *(Column("cell"), Column("step", "ms"), Column("spread", "%"), Column("tokens/s")),
     *(Column("MFU", "%"), Column("peak", "GiB"), Column("compile", "s"), Column("x the peer")),
-    Column("status"),
+    *(Column("power", "W"), Column("SM clock", "MHz"), Column("held back by"), Column("status")),
 )
 
 
@@ -126,7 +126,7 @@ def tabulated(runs: dict[str, Run], size: str, batch: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
         if run.clock is None:
-            rows.append((name, *[None] * 7, f"{run.status}: {run.reason}"))
+            rows.append((name, *[None] * 10, f"{run.status}: {run.reason}"))
             continue
         ms = run.clock.step.median
         card = find_card(run.environment.device_name)
@@ -136,13 +136,18 @@ def tabulated(runs: dict[str, Run], size: str, batch: int) -> Table:
         compiled = run.compilation.first_seconds if run.compilation else None
         ratio = base / ms if base else None
         spread = 100 * run.clock.step.spread
-        rows.append((name, ms, spread, 1e3 * tokens / ms, mfu, memory, compiled, ratio, run.status))
+        counters = run.counters or Counters()
+        read = (counters.power_w, counters.sm_clock_mhz)
+        card_state = (*(seen.median if seen else None for seen in read), counters.held_by)
+        times = (ms, spread, 1e3 * tokens / ms, mfu, memory, compiled, ratio)
+        rows.append((name, *times, *card_state, run.status))
     conditions = next(iter(runs.values())).environment.conditions_on("cuda")
     note = (
         f"{size}, batch {batch}, {tokens:,} tokens a step; median of the timed steps, spread of "
         f"their middle half. {flops / tokens / 1e9:.4f} GFLOP per token.\n{conditions}"
     )
-    return Table("The large mixture's step", COLUMNS, tuple(rows), note)
+    notes = [f"{name}: {text}" for name, run in runs.items() for text in run.notes]
+    return Table("The large mixture's step", COLUMNS, tuple(rows), "\n".join([note, *notes]))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ import importlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from steplab.bench.loss_gap import LossGap, Pair, Training
-from steplab.core import Table
+from steplab.core import Counters, Samples, Table
 from steplab.core.errors import UserError
 from steplab.report.export import write_table
+from tests.compare.sides import run_of
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NEED_A_GPU = [
@@ -87,6 +89,26 @@ def test_a_cell_of_the_flagship_is_named_or_begun(monkeypatch):
         flagship.chosen(["theirs"])
 
 
+def test_the_flagship_is_told_with_the_clocks_it_ran_at(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    flagship = importlib.import_module("flagship")
+    counters = Counters(
+        power_w=Samples((690.0,), "W"),
+        sm_clock_mhz=Samples((1500.0,), "MHz"),
+        sm_clock_max_mhz=1980.0,
+        held_back={"its power limit": 1.0},
+    )
+    read = replace(run_of(), counters=counters, notes=(counters.held_clock,))
+    failed = replace(run_of(), clock=None, status="oom", reason="too large")
+    table = flagship.tabulated({"ours": read, "theirs": failed}, "flagship", 16)
+    names = [column.name for column in table.columns]
+    ours, theirs = (dict(zip(names, row, strict=True)) for row in table.rows)
+    assert (ours["power"], ours["SM clock"]) == (690.0, 1500.0)
+    assert ours["held back by"] == "its power limit" and ours["status"] == "ok"
+    assert theirs["SM clock"] is None and theirs["status"] == "oom: too large"
+    assert table.note.endswith(f"ours: {counters.held_clock}")
+
+
 def test_questions_that_find_no_time_are_left_for_the_next_call(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(FOLDER)
     questions = importlib.import_module("fp8_questions")
@@ -114,7 +136,7 @@ def test_speed_at_equal_loss_is_told_once_both_are_known(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(FOLDER)
     questions, flagship = (importlib.import_module(name) for name in ("fp8_questions", "flagship"))
     assert questions.loss_matched(tmp_path) == ""
-    row = (200.0, 1.0, None, 50.0, 30.0, 9.0, 2.0, "ok")
+    row = (200.0, 1.0, None, 50.0, 30.0, 9.0, 2.0, 690.0, 1500.0, "its power limit", "ok")
     rows = [(name, *row[:2], rate, *row[3:]) for name, rate in (("ours", 3e5), ("ours, fp8", 36e4))]
     write_table(Table("t", flagship.COLUMNS, tuple(rows)), tmp_path / "flagship.json")
     losses = [Training(0, (1, 2, 3), curve, 1e5) for curve in ((4.0, 3.0, 2.0), (4.0, 3.0, 2.5))]

@@ -160,7 +160,7 @@ def test_what_makes_the_run_is_not_ignored_on_resume(words, tmp_path, capsys):
     assert "another run" in capsys.readouterr().err
 
 
-def test_two_runs_cannot_share_a_folder(tmp_path):
+def test_two_runs_cannot_share_a_folder(tmp_path, capsys):
     from steplab.core.errors import UserError
     from steplab.train.checkpoint_files import lock_checkpoint_folder
 
@@ -170,6 +170,20 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
         lock_checkpoint_folder(tmp_path),
     ):
         pass
+    with lock_checkpoint_folder(tmp_path):
+        assert main(["train", *TINY, "--checkpoint-dir", str(tmp_path)]) == 2
+    assert "Another run is writing to" in capsys.readouterr().err
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--recipe", "precision=fp8"], 3), (["--dataset-path", "gone.csv"], 2)]
+)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_training_that_is_refused_leaves_nothing(words, code, tmp_path):
+    """On a CPU: neither a lock nor metrics of a training that never began."""
+    assert main(["train", *TINY, "--device", "cpu", *words]) == code
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_gpu_though_asked_for(capsys):

@@ -5,7 +5,7 @@ import pytest
 from steplab.compare.bootstrap import slower_than
 from steplab.compare.inputs import Side
 from steplab.compare.runs import check_same_work, compare_rounds, compare_stored
-from steplab.core import Samples
+from steplab.core import Counters, Samples
 from steplab.core.comparison import Change
 from steplab.core.errors import UserError
 from tests.compare.sides import ENVIRONMENT, noisy, run_of, side
@@ -31,6 +31,36 @@ def test_few_samples_give_no_verdict():
     assert not slower_than(few.change, 0.0)
     one = compare_stored(side(run_of((10.0,))), side(run_of((20.0,) * 9)))
     assert one.verdict == "cannot tell"
+
+
+def clocked(mhz, watts=600.0, **held_back):
+    return Counters(
+        power_w=Samples((watts,), "W"),
+        sm_clock_mhz=Samples((mhz,), "MHz"),
+        sm_clock_max_mhz=1980.0,
+        held_back=held_back,
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        (1980.0, 1965.0, ""),
+        (1980.0, 1950.0, "A 1980 of 1980 MHz at 600 W; B 1950 of 1980 MHz at 600 W"),
+        (1980.0, None, ""),
+    ],
+)
+def test_clocks_that_differ_are_told_with_both_figures(a, b, told):
+    sides = [side(run_of(), counters=clocked(mhz) if mhz else None) for mhz in (a, b)]
+    lines = [line for line in compare_stored(*sides).conditions if line.startswith("SM clocks")]
+    assert lines == ([f"SM clocks: {told}"] if told else [])
+
+
+def test_a_clock_that_was_held_back_is_told_though_the_other_was_too():
+    held = side(run_of(), counters=clocked(1440.0, 695.0, heat=0.9))
+    text = "1440 of 1980 MHz at 695 W, held back by heat"
+    for other, said in ((held, text), (side(run_of()), "unknown")):
+        assert f"SM clocks: A {text}; B {said}" in compare_stored(held, other).conditions
 
 
 def test_tables_of_runs_without_traces():

@@ -8,65 +8,18 @@ import pytest
 
 from steplab.core import Counters, Samples
 from steplab.probes import counters as counters_module
+from steplab.probes.clock import ClockProbe
 from steplab.probes.counters import (
     GPM_METRICS,
     CountersProbe,
     NvmlReader,
+    clock_notes,
     held_back,
     window_note,
 )
-
-
-class NVMLError(Exception):
-    pass
-
-
-def fake_nvml(gpm: bool, refuse: str = ""):
-    freed, samples = [], itertools.count()
-
-    def guarded(name, value):
-        def call(*args):
-            if name == refuse:
-                raise NVMLError("not supported")
-            return value
-
-        return call
-
-    class Query:
-        def __init__(self):
-            self.metrics = [types.SimpleNamespace(value=0.0, nvmlReturn=0) for _ in range(8)]
-
-    def metrics_get(query):
-        averaged.append((query.sample1, query.sample2))
-        for index in range(query.numMetrics):
-            query.metrics[index].value = {10: 61.5, 5: 38.0}[query.metrics[index].metricId]
-        query.metrics[1].nvmlReturn = 3  # the second one is not supported
-
-    nvml = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_GPM_METRICS_GET_VERSION=1,
-        NVML_GPM_METRIC_DRAM_BW_UTIL=10,
-        NVML_GPM_METRIC_ANY_TENSOR_UTIL=5,
-        nvmlDeviceGetUtilizationRates=guarded(
-            "utilization", types.SimpleNamespace(gpu=99, memory=44)
-        ),
-        nvmlDeviceGetPowerUsage=guarded("power", 612_000),
-        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1980, 2: 3201}[kind],
-        nvmlDeviceGetMaxClockInfo=guarded("max clock", 1980),
-        nvmlDeviceGetCurrentClocksEventReasons=guarded("reasons", 0x4 | 0x1),
-        nvmlDeviceGetTemperature=guarded("temperature", 55),
-        nvmlGpmQueryDeviceSupport=lambda h: types.SimpleNamespace(isSupportedDevice=gpm),
-        nvmlGpmSampleAlloc=lambda: next(samples),
-        nvmlGpmSampleGet=lambda handle, sample: sample,
-        nvmlGpmSampleFree=freed.append,
-        nvmlGpmMetricsGet=metrics_get,
-        c_nvmlGpmMetricsGet_t=Query,
-    )
-    return nvml, freed
-
+from steplab.probes.probe import Subject
+from steplab.step.loop import measure
+from tests.probes.fake_nvml import averaged, fake_nvml
 
 NVML_NAMES = (
     "nvmlGpmMetricsGet",
@@ -74,7 +27,6 @@ NVML_NAMES = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetMaxClockInfo",
 )
-averaged: list[tuple[int, int]] = []  # the samples between which a metric was asked for
 
 
 def test_readings_with_gpm():
@@ -115,6 +67,37 @@ def test_a_driver_that_gives_no_reasons_holds_nothing_back():
     assert NvmlReader(nvml, "handle").clock_reasons() is None
     nvml = fake_nvml(gpm=False, refuse="max clock")[0]
     assert NvmlReader(nvml, "handle").sm_clock_max_mhz() is None
+
+
+def test_an_older_pynvml_without_a_function_gives_nothing():
+    nvml = fake_nvml(gpm=False)[0]
+    del nvml.nvmlDeviceGetCurrentClocksEventReasons, nvml.NVML_CLOCK_SM
+    reader = NvmlReader(nvml, "handle")
+    assert reader.clock_reasons() is None and reader.sm_clock_max_mhz() is None
+    assert "sm_clock_mhz" not in reader.read() and reader.read()["power_w"] == 612
+
+
+def test_clocks_that_were_not_recorded_are_told_with_what_is_missing(monkeypatch):
+    for found, why in ((None, "pip install 'steplab[gpu]'"), ("a spec", "NVML does not open")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
+        (note,) = clock_notes(None, on_cuda=True)
+        assert note.startswith(f"clocks were not recorded: {why}")
+    assert clock_notes(None, on_cuda=False) == [] == clock_notes(Counters(), on_cuda=True)
+
+
+def test_a_step_that_raises_leaves_no_thread_that_reads(monkeypatch, tiny_spec):
+    nvml = fake_nvml(gpm=False)[0]
+    monkeypatch.setattr(CountersProbe, "reader", NvmlReader(nvml, "handle"))
+    probe = CountersProbe()
+
+    def fail(batch):
+        raise ZeroDivisionError
+
+    fail.watch = None
+    subject = Subject(fail, itertools.repeat(None), tiny_spec(), None)
+    with pytest.raises(ZeroDivisionError):
+        measure(subject, 1, ClockProbe(), [probe], lambda text: None)
+    assert not probe.thread.is_alive()
 
 
 def test_a_clock_counts_as_held_back_with_a_reason_and_below_97_percent():

@@ -18,8 +18,10 @@ from steplab.core import units
 from steplab.core.errors import UserError
 from steplab.parallel.world import join_alone
 from steplab.probes import source_lines
+from steplab.probes.counters import CountersProbe, NvmlReader
 from steplab.profiling.user_loop import readable_name
 from steplab.store import Store
+from tests.probes.fake_nvml import fake_nvml
 
 
 class Loop:
@@ -57,6 +59,17 @@ def test_a_run_is_returned_and_stored(store, capsys):
     assert loop.calls <= 1 + 20 + 2 + 1 + 3 + 5
     assert f"the step ran {loop.calls} times" in run.notes
     assert f"Loop.step: ok, {units.milliseconds(run.clock.step.median)}" in capsys.readouterr().err
+
+
+def test_the_clocks_of_the_card_are_recorded(store, monkeypatch):
+    def begin(probe, subject):
+        probe.reader = NvmlReader(fake_nvml(gpm=False, clock=1400)[0], "handle")
+
+    monkeypatch.setattr(CountersProbe, "begin", begin)
+    run = steplab.profile(Loop().step, steps=1, detail=False, store=store)
+    held = "the card ran at 1400 of 1980 MHz at 612 W, held back by its power limit"
+    assert run.counters.held_clock == held and held in run.notes
+    assert "power_bound" in str(steplab.explain(run))
 
 
 def test_slow_steps_are_timed_less_often(store, monkeypatch):

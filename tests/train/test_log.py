@@ -45,7 +45,9 @@ def test_metrics_have_their_names():
 def test_a_log_appends_and_says(tmp_path):
     said = []
     for _ in range(2):
-        TrainingLog(said.append, tmp_path, perf=False).report(REPORT)
+        log = TrainingLog(said.append, tmp_path, perf=False)
+        log.open()
+        log.report(REPORT)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 and json.loads(lines[0])["train/loss"] == 0.2335
     assert len(said) == 4 and said[1].startswith("timing")

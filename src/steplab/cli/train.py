@@ -403,7 +403,6 @@ def run_training(
 
     from steplab.cli.progress import StepProgress
     from steplab.step.assemble import find_device
-    from steplab.train.checkpoint_files import lock_checkpoint_folder
     from steplab.train.log import TrainingLog, describe_parameters, peak_memory_line
     from steplab.train.loop import train
     from steplab.train.stop import stop_on_signal
@@ -425,8 +424,6 @@ def run_training(
         if watch and not watch.world.is_first:
             log = TrainingLog(tell, None, perf, beat)
         else:
-            if folder:
-                stack.enter_context(lock_checkpoint_folder(folder))
             progress = stack.enter_context(StepProgress(total))
             tell = _teller(progress.say, stop)
 

@@ -9,12 +9,14 @@ from steplab.compare.inputs import Side, check_side, comparable_samples
 from steplab.compare.rank_diff import collectives_diff, waits_diff
 from steplab.compare.same_work import condition_diff, work_differences
 from steplab.compare.time_diff import budget_diff, kernel_diff, module_diff, phase_diff
-from steplab.core import Cell, Column, Samples, Table
+from steplab.core import Cell, Column, Counters, Samples, Table
 from steplab.core.comparison import Comparison, Verdict
 from steplab.core.errors import UserError
 from steplab.core.run import rate_name
 from steplab.core.spec import axes_text, title_axes, varying_axes
 from steplab.trace.roofline import trace_device_name
+
+CLOCKS_ALIKE = 0.01  # SM clocks that differ by more are told beside the times
 
 
 def compare_stored(a: Side, b: Side) -> Comparison:
@@ -123,7 +125,19 @@ def _conditions(a: Side, b: Side) -> tuple[str, ...]:
         where = [named["A"]]
     else:
         where = [f"{letter}: {text}" for letter, text in named.items()]
+    if clocks := _clocks(a, b):
+        where.append(clocks)
     return (*where, *(f"{letter}: {text}" for letter in sides for text in _left_out(sides[letter])))
+
+
+def _clocks(a: Side, b: Side) -> str:
+    """The cards' clocks, where they are apart or one was held back; "" where they are alike."""
+    first, second = ((side.run and side.run.counters) or Counters() for side in (a, b))
+    known = [c.sm_clock_mhz.median for c in (first, second) if c.sm_clock_mhz is not None]
+    apart = len(known) == 2 and max(known) > (1 + CLOCKS_ALIKE) * min(known)
+    if not apart and not (first.held_by or second.held_by):
+        return ""
+    return f"SM clocks: A {first.clock_text}; B {second.clock_text}"
 
 
 def _left_out(side: Side) -> list[str]:

@@ -362,13 +362,24 @@ class Counters:
         return share if share < 0.97 else 1.0
 
     @property
+    def held_by(self) -> str:
+        """What held the SM clock back; "" where nothing did."""
+        return " and ".join(self._reasons) if self.clock_share < 1 else ""
+
+    @property
+    def clock_text(self) -> str:
+        """`1440 of 1980 MHz at 695 W, held back by its power limit`, as far as it is known."""
+        if self.sm_clock_mhz is None:
+            return "unknown"
+        highest = f" of {self.sm_clock_max_mhz:.0f}" if self.sm_clock_max_mhz else ""
+        power = f" at {self.power_w.median:.0f} W" if self.power_w is not None else ""
+        held = f", held back by {self.held_by}" if self.held_by else ""
+        return f"{self.sm_clock_mhz.median:.0f}{highest} MHz{power}{held}"
+
+    @property
     def held_clock(self) -> str:
         """One line on what the SM clock was and what held it back; "" where nothing did."""
-        if self.clock_share == 1 or self.sm_clock_mhz is None:
-            return ""
-        clocks = f"{self.sm_clock_mhz.median:.0f} of {self.sm_clock_max_mhz:.0f} MHz"
-        power = f" at {self.power_w.median:.0f} W" if self.power_w is not None else ""
-        return f"the card ran at {clocks}{power}, held back by {' and '.join(self._reasons)}"
+        return f"the card ran at {self.clock_text}" if self.held_by else ""
 
     @property
     def _reasons(self) -> list[str]:

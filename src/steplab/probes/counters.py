@@ -7,6 +7,7 @@ memory controller was busy at all, a different quantity.
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -102,6 +103,18 @@ def held_back(reasons: Sequence[int]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share}
 
 
+def clock_notes(counters: Counters | None, on_cuda: bool) -> list[str]:
+    """Return what a reader of a step's times must know of the card's clocks."""
+    if counters is not None:
+        notes = [f"counters: {counters.note}"] if counters.note else []
+        return [*notes, counters.held_clock] if counters.held_clock else notes
+    if not on_cuda:
+        return []
+    missing = importlib.util.find_spec("pynvml") is None
+    why = "pip install 'steplab[gpu]'" if missing else "NVML does not open this device"
+    return [f"clocks were not recorded: {why}"]
+
+
 def window_note(window_s: float) -> str:
     """Say that NVML's averages cover more than a window that is shorter than they are."""
     if window_s >= NVML_AVERAGES_S:
@@ -154,18 +167,19 @@ class NvmlReader:
 
     def clock_reasons(self) -> int | None:
         """Return why the clocks are what they are, as NVML's bits; None where it does not say."""
-        ask = self.nvml.nvmlDeviceGetCurrentClocksEventReasons
-        return self._ask(lambda: int(ask(self.handle)))
+        nvml = self.nvml
+        return self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle)))
 
     def sm_clock_max_mhz(self) -> float | None:
         """Return the highest clock of the multiprocessors; None where NVML does not say."""
-        kind = self.nvml.NVML_CLOCK_SM
-        return self._ask(lambda: float(self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, kind)))
+        nvml, handle = self.nvml, self.handle
+        return self._ask(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)))
 
     def _ask(self, call: Callable[[], T]) -> T | None:
+        """Return the answer; None where the device or an older pynvml cannot give it."""
         try:
             return call()
-        except self.nvml.NVMLError:
+        except (self.nvml.NVMLError, AttributeError):
             return None
 
     def _has_gpm(self) -> bool:

@@ -25,6 +25,7 @@ from steplab.core.run import new_run
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
 from steplab.probes.compiled_calls import running_line
+from steplab.probes.counters import CountersProbe, clock_notes
 from steplab.probes.environment import capture_environment
 from steplab.probes.loaders import LoaderWaits
 from steplab.probes.memory import MemoryProbe
@@ -188,9 +189,12 @@ def _measure(subject: Subject, compilation: CompilationProbe, progress: Progress
     """Time the steps without a profiler, then inspect further ones."""
     spec = subject.spec
     clock, memory, ran = ClockProbe(LoaderWaits(), running_line), MemoryProbe(), RanProbe()
-    measure(subject, spec.steps, clock, [memory, compilation], progress)
-    compiled = compilation.result()
+    counters = CountersProbe()
+    counters.begin(subject)
+    measure(subject, spec.steps, clock, [memory, compilation, counters], progress)
+    compiled, read = compilation.result(), counters.result()
     notes = ["a loop of your own: its batch, recipe and work are not known"]
+    notes += clock_notes(read, subject.on_cuda)
     if compiled is not None and compiled.graphs_in_window:
         notes.append("still compiling while the clock ran: give more warm-up steps")
     progress("inspecting")
@@ -201,6 +205,7 @@ def _measure(subject: Subject, compilation: CompilationProbe, progress: Progress
         clock=clock.result(),
         memory=memory.result(),
         ran=ran.result(),
+        counters=read,
         compilation=compiled,
         notes=tuple(notes),
     )

@@ -97,10 +97,10 @@ def measure(
             with clock.stepping():
                 losses.append(subject.step(batch).loss)
         synchronize(subject)
-    finally:  # in a loop of the user's own, which goes on, nothing of torch stays watched
+    finally:  # in a loop of the user's own, which goes on, nothing stays watched
         clock.close_window(subject)
-    for probe in probes:
-        probe.close_window(subject)
+        for probe in probes:
+            probe.close_window(subject)
     return losses
 
 

@@ -17,6 +17,7 @@ from steplab.hardware.kernel_names import main_matmul_dtype
 from steplab.hardware.mfu import utilization
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
+from steplab.probes.counters import clock_notes
 from steplab.probes.environment import capture_environment
 from steplab.probes.probe import Probe, Subject
 from steplab.step.assemble import assemble, micro_batches
@@ -122,10 +123,7 @@ def _with_figures(run: Run, dtype: str) -> Run:
     device = run.environment.device_name if run.spec.device == "cuda" else run.environment.cpu
     figures = utilization(run.work, run.clock.step.median, device, dtype, run.spec.peak_tflops)
     notes = [*run.notes, figures.warning] if figures.warning else [*run.notes]
-    if run.counters and run.counters.note:
-        notes.append(f"counters: {run.counters.note}")
-    if run.counters and run.counters.held_clock:
-        notes.append(run.counters.held_clock)
+    notes += clock_notes(run.counters, run.spec.device == "cuda")
     if abs(run.clock.agreement - 1) > CLOCK_TOLERANCE:
         notes.append(f"clocks differ: steps sum to {run.clock.agreement:.3f} of the wall time")
     notes += run.clock.cautions()

@@ -86,7 +86,8 @@ def _rate(tflops: float) -> str:
 class TrainingLog:
     """Prints lines through `say`, and writes metrics.jsonl and TensorBoard files in `folder`.
 
-    `advance` is called with the number of every finished step, to draw progress.
+    Nothing is in the folder until `open` is called: a training may be refused before. `advance` is
+    called with the number of every finished step, to draw progress.
     """
 
     def __init__(
@@ -100,10 +101,12 @@ class TrainingLog:
         self.perf = perf
         self.advance = advance
         self.sinks: list[Sink] = []
-        self.file: Path | None = None  # metrics.jsonl
-        if folder is not None:
-            self.file = own_file(folder / "metrics.jsonl", "--checkpoint-dir")
-            self.sinks = open_sinks(self.file, _tensorboard_folder(folder))
+        self.file = own_file(folder / "metrics.jsonl", "--checkpoint-dir") if folder else None
+
+    def open(self) -> None:
+        """Begin the files; one that cannot be written is refused here."""
+        if self.file is not None:
+            self.sinks += open_sinks(self.file, _tensorboard_folder(self.file.parent))
 
     def report(self, report: StepReport) -> None:
         """Print and write one report."""

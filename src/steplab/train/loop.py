@@ -20,12 +20,17 @@ from steplab.data.windows import WindowSet
 from steplab.meter import Meter
 from steplab.modules.optimizer import full_weights
 from steplab.parallel.world import current_world, in_order
-from steplab.probes.counters import NvmlReader
+from steplab.probes.counters import NvmlReader, clock_notes
 from steplab.step.assemble import assemble
 from steplab.step.failures import is_out_of_memory, memory_sentence
 from steplab.step.step import Step
 from steplab.train.checkpoint import read_progress, restore_checkpoint, save_checkpoint
-from steplab.train.checkpoint_files import MODEL_FILE, TrainProgress, bytes_of_weights
+from steplab.train.checkpoint_files import (
+    MODEL_FILE,
+    TrainProgress,
+    bytes_of_weights,
+    lock_checkpoint_folder,
+)
 from steplab.train.data import describe_data, training_windows, validation_windows
 from steplab.train.log import TRACED_STEP, StepReport, TrainingLog, trace_one_step
 from steplab.train.pretrained import find_pretrained, load_pretrained
@@ -142,11 +147,22 @@ class Trainer:
         self.metrics = dict(progress.metrics)
         self.saved = path
         self.log.say(f"resumed {path} at step {self.step_number}")
-        # Rows of later steps that stand above this one in the file belong to the interrupted run.
-        self.log.write(self.step_number, {"train/resumed_at": float(self.step_number)})
 
     def run(self, stop: Stop) -> TrainResult:
-        """Train until the last step, or until a signal asks to stop."""
+        """Train until the last step, or until a signal asks to stop.
+
+        What is refused has been refused before: only from here on files are written.
+        """
+        folder = Path(self.settings.checkpoint_dir)
+        saves = self.settings.checkpoint_every and self.world.is_first
+        with lock_checkpoint_folder(folder) if saves else contextlib.nullcontext():
+            self.log.open()
+            return self._run(stop)
+
+    def _run(self, stop: Stop) -> TrainResult:
+        if self.saved is not None:
+            # Rows of later steps that stand above this one belong to the interrupted run.
+            self.log.write(self.step_number, {"train/resumed_at": float(self.step_number)})
         self._announce()
         trace_path = Path(self.settings.checkpoint_dir) / "profiler" / "chrome_trace.json"
         on_cuda = self.device.type == "cuda"
@@ -194,6 +210,9 @@ class Trainer:
             self.log.say(f"note: {note}")
         if self.settings.log_perf_metrics:
             self.log.say(f"flops {self.meter.formula}")
+            unread = clock_notes(None, self.device.type == "cuda") if not self.counters else []
+            for note in unread:
+                self.log.say(f"note: {note}")
 
     def _one_step(self, loader: Loader) -> None:
         batches = [next(loader) for _ in range(self.settings.accumulate)]
