@@ -13,6 +13,7 @@ from steplab.cli.compare import read_share
 from steplab.cli.main import main
 from steplab.core import Samples
 from steplab.core.errors import UserError
+from steplab.core.run import OWN_LOOP
 from tests.compare.sides import noisy, run_of
 from tests.trace.ranks.folders import Collective, Step, write_ranks
 from tests.trace.traces import launched, op, range_, write_trace
@@ -197,6 +198,12 @@ def test_a_model_that_is_not_asked_for_is_refused(compare, mine):
     assert code == 2 and "is the model of neither Run" in said
     code, _, said = compare("aaa", "bbb", "--model", words[0])
     assert code == 2 and "--model is for --rerun" in said
+
+
+def test_a_loop_of_ones_own_cannot_be_measured_again(compare):
+    own = replace(run_of(), notes=(OWN_LOOP,))
+    code, _, said = compare("aaa", "bbb", "--rerun", aaa=own, bbb=own)
+    assert code == 2 and "20250101-aaa shows a loop of your own" in said and said.count("\n") == 1
 
 
 def test_a_trace_cannot_be_measured_again(compare, tmp_path):

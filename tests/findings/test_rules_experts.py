@@ -103,6 +103,16 @@ def test_what_is_around_the_products_of_a_cpu_stays():
     assert small_expert_matmuls.RULE(cpu_case([routed(), large, gather, *loop])) is None
 
 
+def test_our_grouped_products_are_offered_where_the_model_has_our_experts():
+    dense = replace(make_run(ms=1.0), ran=Ran({"experts": ("loop",)}))
+    stranger = replace(dense, ran=Ran())
+    loop, capacity = [routed(), DENSE, *looped(EVEN)], [routed(), *padded(64)]
+    for rule, done in ((small_expert_matmuls, loop), (dropped_tokens, capacity)):
+        assert "impl.experts=grouped" in rule.RULE(cpu_case(done, dense)).remedy
+        remedy = rule.RULE(cpu_case(done, stranger)).remedy
+        assert "impl." not in remedy and "torch._grouped_mm" in remedy
+
+
 def test_nobody_is_told_to_group_what_is_grouped():
     done = RecordedOp("aten::_grouped_mm", 50, "void cutlass::device_kernel<GroupProblemShape>")
     assert small_expert_matmuls.RULE(gpu_case([routed(), DENSE, *looped(EVEN)])) is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from steplab.core import Compilation, OptimizerShape, Profile, Ran, Recipe, Samples
-from steplab.core.run import LoaderUse
+from steplab.core.run import OWN_LOOP, LoaderUse
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
     allocator_calls,
@@ -487,6 +487,15 @@ def test_a_cpu_waits_as_long_as_it_fetches():
     assert data_stall.RULE(Case(on_cuda)).gain_ms == 3.0
     brief = replace(run, clock=replace(run.clock, data_wait=Samples((0.4, 0.4), "ms")))
     assert data_stall.RULE(Case(brief)) is None
+
+
+def test_a_loop_of_ones_own_is_told_of_its_loader():
+    run = make_run(ms=10.0)
+    stalled = replace(run, clock=replace(run.clock, data_wait=Samples((3.0, 3.0), "ms")))
+    own = replace(stalled, notes=(OWN_LOOP,))
+    assert data_stall.RULE(Case(stalled)).remedy.startswith("prefetch=2; in a loop of your own")
+    remedy = data_stall.RULE(Case(own)).remedy
+    assert "DataLoader(..., num_workers=2" in remedy and "prefetch=" not in remedy
 
 
 MADE = Profile(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from steplab.core import Finding
+from steplab.core import Finding, Ran
 from steplab.findings import Case, is_note
 from steplab.findings.rules import (
     attention_unfused,
@@ -120,7 +120,7 @@ def test_remedies_of_attention_keep_the_model():
     outer = tensors(*[[2, 4, 64, 320]] * 3, dtype=BF16)
     inside = {"inside": "aten::_scaled_dot_product_attention_math", "outer": outer}
     wide = attention_unfused.RULE(gpu_case(by_hand(**inside)))
-    assert wide.remedy.startswith("none") and wide.gain_ms == 0
+    assert wide.remedy.startswith("no remedy keeps the model") and wide.gain_ms == 0
 
 
 def masked(dtype: str = "bf16", mask: bool = True, width: int = 32) -> list[RecordedOp]:
@@ -314,13 +314,22 @@ def test_a_dimension_that_is_no_row_may_be_odd():
     assert unaligned_matmul.RULE(gpu_case([weight])) is None
 
 
+def test_chunks_of_logits_are_offered_where_the_model_can_have_them():
+    done = [RecordedOp("aten::_log_softmax", 100, args=tensors([16_384, 100_000]))]
+    stranger = make_run()
+    ours = replace(stranger, ran=Ran({"cross_entropy": ("whole",)}))
+    assert "impl.cross_entropy=triton_chunked" in full_logits.RULE(gpu_case(done, ours)).remedy
+    remedy = full_logits.RULE(gpu_case(done, stranger)).remedy
+    assert "substitute=loss" in remedy and "impl." not in remedy
+
+
 def test_logits_of_the_whole_batch():
     loss = RecordedOp(
         "aten::_log_softmax", 100, args=tensors([16_384, 100_000]), line="loss.py(4): loss"
     )
     found = full_logits.RULE(gpu_case([loss, mm(64, 64, 64, 900)]))
     assert found.stake_bytes == 3 * 16_384 * 100_000 * 4
-    assert "impl.cross_entropy=triton_chunked" in found.remedy
+    assert "LinearCrossEntropy" in found.remedy and "substitute" not in found.remedy
     assert rules(gpu_case([loss, mm(64, 64, 64, 900)]))[0] == "full_logits"
     small = RecordedOp("aten::_log_softmax", 100, args=tensors([128, 1024]))
     case = gpu_case([small, mm(64, 64, 64, 900)])

@@ -17,6 +17,7 @@ from steplab.core import (
     Ran,
     Samples,
 )
+from steplab.core.run import OWN_LOOP
 from steplab.findings import Case, explain
 from steplab.findings.rules import (
     activation_memory,
@@ -105,6 +106,8 @@ def test_a_wide_spread_is_a_note():
     found = noisy_measurement.RULE(noisy)
     assert found.stake_ms == 0 and "steplab compare A B --rerun" in found.remedy
     assert rules(noisy) == ["noisy_measurement"]
+    own = noisy_measurement.RULE(Case(replace(noisy.run, notes=(OWN_LOOP,))))
+    assert "--rerun" not in own.remedy  # no command can run it
     assert noisy_measurement.RULE(Case(timed(10.0, 10.1, 10.0, 9.9, 10.0))) is None
     assert noisy_measurement.RULE(Case()) is None
 

@@ -126,6 +126,11 @@ def _spec(side: Side, own: Sequence[WorkloadEntry]) -> RunSpec:
     """Return what to measure again; a file that has changed since would be another workload."""
     if side.run is None:
         raise UserError(f"{side.name} is a trace: it cannot be measured again.", "Name a Run.")
+    if side.run.of_own_loop:
+        raise UserError(
+            f"The Run {side.name} shows a loop of your own, which --rerun cannot run.",
+            "Leave --rerun out, or let both loops take turns in one script.",
+        )
     check_side(side)
     spec = side.run.spec
     if not is_user_model(spec.workload):

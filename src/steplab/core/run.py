@@ -520,8 +520,13 @@ class Substitution:
     count: int = 1  # of such places in one graph, or of such modules
 
 
+RANDOM_DIGITS = 6  # in which an id ends
 Metric = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 Status = Literal["ok", "oom", "unsupported", "timeout", "crashed", "failed"]
+
+
+# The first note of a Run that `steplab.profile` made.
+OWN_LOOP = "a loop of your own: its batch, recipe and work are not known"
 
 
 @dataclass(frozen=True)
@@ -531,7 +536,6 @@ class Run:
     id: str
     spec: RunSpec
     environment: Environment
-RANDOM_DIGITS = 6  # in which an id ends
     status: Status = "ok"
     reason: str = ""  # why the status is not ok, in one sentence
     created: str = ""  # UTC, ISO 8601
@@ -552,6 +556,7 @@ RANDOM_DIGITS = 6  # in which an id ends
     # Two names are understood: `load_LE` has the share of the assignments that each expert of a
     # layer got, `dropped` the share of them that no expert took.
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    against: RunSpec | None = None  # what `spec` was measured in turns with; None: with nothing
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know
     verdict: str = ""  # of the gate, in one word; "": nobody asked it
     findings: tuple[Finding, ...] = ()
@@ -561,9 +566,13 @@ RANDOM_DIGITS = 6  # in which an id ends
     substitutions: tuple[Substitution, ...] = ()  # what `substitute` found in the compiled graphs
 
     @property
+    def of_own_loop(self) -> bool:
+        """Whether it shows somebody's own loop, which no recipe changes and no command repeats."""
+        return OWN_LOOP in self.notes
+
+    @property
     def outcome(self) -> str:
         """How it ended: with the reason, or "ok" and the words that warn, which begin its notes."""
-    against: RunSpec | None = None  # what `spec` was measured in turns with; None: with nothing
         if self.status != "ok":
             return f"{self.status}: {self.reason}"
         return ", ".join(["ok", *(note.split(":")[0] for note in self.notes)])

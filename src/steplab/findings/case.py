@@ -152,6 +152,19 @@ class Case:
         return self.run.profile.switches if self.run is not None and self.run.profile else ()
 
     @property
+    def of_own_loop(self) -> bool:
+        """Whether a loop of somebody's own is seen: recorded by steplab, or a trace of any origin.
+
+        No recipe reaches it.
+        """
+        return self.run is None or self.run.of_own_loop
+
+    def dispatches(self, op: str) -> bool:
+        """Whether the model has modules of which `impl` chooses how an op is computed."""
+        ran = self.run.ran if self.run is not None else None
+        return ran is not None and op in ran.impls
+
+    @property
     def dataflow(self) -> Dataflow | None:
         """What the operators of a step are for, as the Run recorded it."""
         return self.run.profile.dataflow if self.run is not None and self.run.profile else None

@@ -21,7 +21,7 @@ from torch import nn
 from steplab.core import Run, RunSpec, units
 from steplab.core.errors import UserError
 from steplab.core.printable import printable, raw_stream
-from steplab.core.run import new_run
+from steplab.core.run import OWN_LOOP, new_run
 from steplab.probes.clock import ClockProbe
 from steplab.probes.compilation import CompilationProbe
 from steplab.probes.compiled_calls import running_line
@@ -193,7 +193,7 @@ def _measure(subject: Subject, compilation: CompilationProbe, progress: Progress
     counters.begin(subject)
     measure(subject, spec.steps, clock, [memory, compilation, counters], progress)
     compiled, read = compilation.result(), counters.result()
-    notes = ["a loop of your own: its batch, recipe and work are not known"]
+    notes = [OWN_LOOP]
     notes += clock_notes(read, subject.on_cuda)
     if compiled is not None and compiled.graphs_in_window:
         notes.append("still compiling while the clock ran: give more warm-up steps")

@@ -236,7 +236,7 @@ def _cure(refusals: list[_Refusal]) -> str:
 def _remedy(case: Case, impossible: list[str], masked: bool, dropped: bool) -> str:
     """Return a call that computes the same, where a fused kernel takes it."""
     if impossible:
-        return f"none that keeps the model: {', '.join(impossible)}"
+        return f"no remedy keeps the model: {', '.join(impossible)}"
     arguments = ["q, k, v"]
     if masked:
         arguments.append("attn_mask")
@@ -245,8 +245,7 @@ def _remedy(case: Case, impossible: list[str], masked: bool, dropped: bool) -> s
     text = f"{CALL}({', '.join(arguments)})"
     if masked:
         text += ", or is_causal=True instead of the mask if that is the causal one"
-    ours = case.run is not None and case.run.ran is not None and "attention" in case.run.ran.impls
-    return f"{text}; impl.attention=auto" if ours else text
+    return f"{text}; impl.attention=auto" if case.dispatches("attention") else text
 
 
 def _reason(case: Case, rows: Rows, path: str, op: str) -> str:

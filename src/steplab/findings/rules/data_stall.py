@@ -71,14 +71,12 @@ def _remedy(case: Case) -> str:
         )
     if _has_workers(case):
         return SLOW_WORKERS
+    loader = "fetch in other processes: DataLoader(..., num_workers=2, persistent_workers=True"
+    loader += ")" if _on_cpu(case) else ", pin_memory=True), and copies with non_blocking=True"
+    if case.of_own_loop:
+        return loader
     recipe = "prefetch.workers=2" if _has_range(case, SINGLE) else "prefetch=2"
-    workers = "num_workers=2, persistent_workers=True"
-    if _on_cpu(case):
-        return f"{recipe}; in a loop of your own DataLoader(..., {workers})"
-    return (
-        f"{recipe}; in a loop of your own DataLoader(..., {workers}, pin_memory=True), and "
-        "copies with non_blocking=True"
-    )
+    return f"{recipe}; in a loop of your own {loader}"
 
 
 def _handover_ms(case: Case, wait: float) -> float:

@@ -26,7 +26,7 @@ def check(case: Case) -> Finding | None:
         return _by_shapes(case)
     if not reported > TOLERATED:
         return None
-    return _dropped(units.percent(reported), ("as the step itself reported",))
+    return _dropped(case, units.percent(reported), ("as the step itself reported",))
 
 
 def _by_shapes(case: Case) -> Finding | None:
@@ -40,15 +40,18 @@ def _by_shapes(case: Case) -> Finding | None:
         f"{routed.tokens:,} tokens x {routed.k} = {routed.assignments:,} rows are given out",
         f"{routed.experts} experts have room for {room:,}",
     )
-    return _dropped(f"at least {units.percent(1 - room / routed.assignments)}", evidence)
+    share = f"at least {units.percent(1 - room / routed.assignments)}"
+    return _dropped(case, share, evidence)
 
 
-def _dropped(share: str, evidence: tuple[str, ...]) -> Finding:
+def _dropped(case: Case, share: str, evidence: tuple[str, ...]) -> Finding:
+    grouped = "impl.experts=grouped" if case.dispatches("experts") else "torch._grouped_mm"
+    dropless = f"give every expert the rows that it gets ({grouped})"
     return Finding(
         rule="dropped_tokens",
         claim=f"{share} of the assignments are dropped",
         evidence=evidence,
-        remedy="raise the capacity factor, balance the router, or impl.experts=grouped",
+        remedy=f"raise the capacity factor, balance the router, or {dropless}",
         stake_ms=0.0,
         why="a dropped token skips the layer; it costs no time, but the model learns less",
     )

@@ -4,7 +4,7 @@ What it sees: a top-k routing, and batched products over the experts with more r
 assigned; or, without padding, very unequal shares of the experts, as the step reported them
 (`load_LE`) or as the sizes of their products show.
 Why it costs: rows of padding are multiplied like any others.
-Remedy: a balancing loss or bias on the router; dropless dispatch (`impl.experts=grouped`).
+Remedy: a balancing loss or bias on the router; dropless dispatch.
 When it is wrong: a capacity factor up to 1.5 was chosen on purpose.
 """
 

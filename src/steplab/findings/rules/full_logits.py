@@ -4,7 +4,8 @@ What it sees: a log-softmax over a vocabulary, and the tensors of its size that 
 Why it costs: logits, their log-softmax and their gradient are tokens x vocabulary each, often
 more than all activations of the model.
 Remedy: compute head and loss in chunks of tokens, whose logits are freed before the next chunk:
-impl.cross_entropy, or LinearCrossEntropy in a model of your own.
+impl.cross_entropy where the model has our loss, else substitute=loss, or LinearCrossEntropy in a
+model of your own.
 When it is wrong: the memory is not needed; small shares of the device are a note.
 """
 
@@ -22,10 +23,7 @@ LEAST_BYTES = 16 << 20  # a classifier of 1,000 classes is no vocabulary
 # Logits, log-softmax and gradient: what eager cross entropy holds at once.
 HELD_AT_ONCE = 3
 OF_THE_HEAD = ("weights", "gradients", "optimizer state")
-REMEDY = (
-    "compute the head and the loss in chunks of tokens: impl.cross_entropy=triton_chunked (chunked "
-    "without a GPU), or in your own model steplab.modules.loss.LinearCrossEntropy"
-)
+OWN_LOSS = "steplab.modules.loss.LinearCrossEntropy in place of both"
 
 
 def check(case: Case) -> Finding | None:
@@ -44,10 +42,17 @@ def check(case: Case) -> Finding | None:
         rule="full_logits",
         claim=f"logits of {tokens:,} tokens x {vocabulary:,} words hold {units.bytes_(held)}",
         evidence=(f"one such tensor is {units.bytes_(logits.bytes)}", *case.rows.hot_lines(mask)),
-        remedy=REMEDY,
+        remedy=f"compute the head and the loss in chunks of tokens: {_chunked(case)}",
         stake_bytes=held,
         why="logits, log-softmax and gradient of every token live at once",
     )
+
+
+def _chunked(case: Case) -> str:
+    """Return what computes them so, in this model."""
+    if case.dispatches("cross_entropy"):
+        return "impl.cross_entropy=triton_chunked (chunked without a GPU)"
+    return OWN_LOSS if case.of_own_loop else f"substitute=loss, or {OWN_LOSS}"
 
 
 def _largest(rows: Rows) -> TensorArg | None:

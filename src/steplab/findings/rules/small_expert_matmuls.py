@@ -5,8 +5,8 @@ which an index, a sort or the like has chosen; together with the work around the
 than half the rate of large products. On a CPU the products alone do, each as fast as the fastest of
 its shapes: some wait for a core, and what is around them stays.
 Why it costs: a product of few rows does not fill the tensor cores, or the time of its own launch.
-Remedy: sort the tokens by expert and multiply all groups in one call
-(`impl.experts=grouped`, `torch._grouped_mm`).
+Remedy: sort the tokens by expert and multiply all groups in one call (`torch._grouped_mm`;
+`impl.experts=grouped` where the model has our experts).
 When it is wrong: experts are so large that each product alone fills the device. Where grouped
 products run already, or have no kernel (on a CPU) and run as this loop, nothing is reported.
 """
@@ -26,6 +26,9 @@ SLOW = 0.5  # of the rate that large products reach
 # Time of gathering, activation and scattering of a grouped dispatch, over that of its products: 42
 # of 74 ms in a flagship mixture on an H200.
 AROUND = 0.5
+GROUP_THEM = (
+    "torch._grouped_mm over tokens sorted by expert; in a model of transformers substitute=experts"
+)
 
 _GROUPED = re.compile(r"grouped_(mm|gemm)|GroupProblemShape|GroupedGemm|moe_gemm")
 
@@ -58,7 +61,7 @@ def check(case: Case) -> Finding | None:
             f"the products alone take {units.milliseconds(alone)}, at the rate of large ones "
             f"{units.milliseconds(ideal * alone / slow)}",
         ),
-        remedy="impl.experts=grouped, or torch._grouped_mm over tokens sorted by expert",
+        remedy="impl.experts=grouped" if case.dispatches("experts") else GROUP_THEM,
         stake_ms=spent,
         why="a product of few rows fills neither the units nor the time of its own launch",
         gain_ms=max(0.0, gain),
