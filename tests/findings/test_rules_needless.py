@@ -318,7 +318,9 @@ def test_pools_of_graphs_that_run_one_after_the_other():
     assert found.stake_bytes == 4 * GIB and "3 CUDA graphs" in found.claim
     one = replace(run, profile=replace(profile, graph_pools=(3 * GIB,)))
     assert graph_memory.RULE(Case(one)) == ()
-    nothing = replace(run, memory=replace(memory, before=0, peak=0), profile=Profile((0, 1, 1, 1), ()))
+    nothing = replace(
+        run, memory=replace(memory, before=0, peak=0), profile=Profile((0, 1, 1, 1), ())
+    )
     assert graph_memory.RULE(Case(nothing)) == ()  # a step that takes no memory
 
 
