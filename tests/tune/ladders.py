@@ -222,7 +222,7 @@ def use_world(monkeypatch, world: World, saved: list[str]) -> FakeReferences:
 
 def use_clock(monkeypatch, world: World) -> None:
     """Let time pass only where candidates are opened and measured; the search begins at 0."""
-    for module in ("tune.progress", "workers.alternate"):
+    for module in ("tune.progress", "tune.rung", "workers.alternate"):
         monkeypatch.setattr(f"steplab.{module}.monotonic", lambda: world.now)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from steplab.core import PLAIN, Recipe, RunSpec
+from steplab.core import PLAIN, Recipe, RunSpec, Samples
 from steplab.core.ladder import BatchTrial, Ladder, Rung
 from steplab.techniques.context import Suggestion
 from steplab.techniques.recipes import parse_recipe
@@ -222,15 +222,29 @@ def test_what_the_champion_has_compiled_is_expected_to_be_compiled_quickly():
     clock = SearchClock(600.0, begun=0.0)
     blocks = parse_recipe("compile=blocks")
     fused = parse_recipe("compile=blocks,optimizer=fused")
-    cold = Rung("compile", {"scope": "blocks"}, blocks, PLAIN, "kept", seconds=36.0)
+    turns = Samples((10.0,) * 3, "ms")
+    cold = Rung("compile", {"scope": "blocks"}, blocks, PLAIN, "kept", before=turns, seconds=36.0)
     note_seconds(clock, replace(cold, cold_seconds=25.0, warm_seconds=3.0))
     assert clock.expected(slow=True) == 36.0 and clock.expected(slow=True, warm=True) == 14.0
-    note_seconds(clock, Rung("optimizer", {"impl": "fused"}, fused, blocks, "kept", seconds=12.0))
+    warm = Rung("optimizer", {"impl": "fused"}, fused, blocks, "kept", before=turns, seconds=12.0)
+    note_seconds(clock, warm)
     assert clock.expected(slow=True) == 36.0 and clock.expected(slow=True, warm=True) == 13.0
     assert clock.expected(slow=False, warm=True) == 10.0, "nobody has seen a plain one yet"
     slow_step = SearchClock(600, 0.0)
     note_seconds(slow_step, replace(cold, cold_seconds=5.0, warm_seconds=1.0))  # 32 without them
     assert slow_step.expected(slow=False) == 24.0
+
+
+def test_the_time_of_references_and_of_refusals_is_not_what_a_candidate_takes():
+    recipe, turns = parse_recipe("precision=bf16"), Samples((10.0,) * 3, "ms")
+    rung = Rung("precision", {"dtype": "bf16"}, recipe, PLAIN, "kept", seconds=30.0)
+    rung = replace(rung, parts={"computing": 20.0, "comparing": 6.0, "turns": 4.0})
+    refused = replace(rung, outcome="failed", reason="it cannot be compiled")
+    late = replace(rung, outcome="failed", reason="timeout: no answer within 10 s")
+    for seen, taken in ((replace(rung, before=turns), [10.0]), (refused, []), (late, [10.0])):
+        clock = SearchClock(600.0, begun=0.0)
+        note_seconds(clock, seen)
+        assert clock.taken[False] == taken
 
 
 def test_a_rung_that_stopped_paying_is_taken_out(climb):

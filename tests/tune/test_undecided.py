@@ -16,6 +16,7 @@ from tests.tune.ladders import (
     FakeTechnique,
     NoProcesses,
     World,
+    candidates_of,
     use_clock,
     use_techniques,
     use_world,
@@ -155,11 +156,46 @@ def test_one_that_runs_out_of_time_leaves_enough_for_another(climb):
     """It ends a few seconds after its time: those are not taken from the next one."""
     techniques = {
         "slow": FakeTechnique(MATMUL, slow=True),
-        "quick": FakeTechnique({"kind:elementwise": 0.2}),
+        "quick": FakeTechnique({"kind:elementwise": 0.8}),
     }
     world = World({"quick": 0.9}, broken={"slow": "timeout"}, open_seconds=3.0)
     ladder = climb(world, techniques, minutes=2.0)
     assert tried(ladder) == [("slow=true", "failed"), ("quick=true", "kept")]
+
+
+def test_a_refusal_does_not_tell_what_a_compilation_takes(climb):
+    """It comes after a few seconds; its other form would then seem to take no longer."""
+
+    class InPieces(FakeTechnique):
+        def suggest(self, context, current):
+            return super().suggest(context, current) if "refused=true" in context.failed else []
+
+    techniques = {
+        "refused": FakeTechnique(MATMUL, slow=True),
+        "pieces": InPieces(MATMUL, slow=True),
+        "quick": FakeTechnique({"kind:elementwise": 0.8}),
+    }
+    broken = {"refused": "failed", "pieces": "timeout"}
+    ladder = climb(World({"quick": 0.9}, broken=broken, open_seconds=3.0), techniques, minutes=2.0)
+    assert [rung.label for rung in ladder.rungs] == ["refused=true", "pieces=true", "quick=true"]
+
+
+def test_whether_a_gain_is_confirmed_is_decided_by_what_its_own_rung_took(climb, monkeypatch):
+    """The rung before took long; two processes like this one fit into a fifth of the budget."""
+    techniques = {"long": FakeTechnique(MATMUL), "short": FakeTechnique({"kind:elementwise": 0.8})}
+    world = World({"long": 0.7, "short": 0.95})
+    Candidate = candidates_of(world)
+    opening = Candidate.open
+
+    def slower(self, *arguments):
+        world.now += 40.0 if self.spec.recipe.label == "long=true" else 2.0
+        return opening(self, *arguments)
+
+    monkeypatch.setattr("tests.tune.ladders.candidates_of", lambda world: Candidate)
+    monkeypatch.setattr(Candidate, "open", slower)
+    ladder = climb(world, techniques, minutes=2.0)
+    assert tried(ladder)[:2] == [("long=true", "kept"), ("short=true", "kept")]
+    assert ladder.rungs[1].reason.endswith("confirmed by new processes")
 
 
 def test_a_try_that_failed_decides_nothing():

@@ -13,7 +13,14 @@ from steplab.tune.ceilings import MIN_SHARE, step_ms
 from steplab.tune.champion import Champion, Detail, open_champion, promote
 from steplab.tune.folder import LadderFolder
 from steplab.tune.options import GateOptions
-from steplab.tune.progress import MIN_TRY, SearchClock, Stopwatch, View, add_timings
+from steplab.tune.progress import (
+    MIN_TRY,
+    SearchClock,
+    Stopwatch,
+    View,
+    add_timings,
+    without_references,
+)
 from steplab.tune.proposals import (
     Choice,
     Proposal,
@@ -23,7 +30,7 @@ from steplab.tune.proposals import (
     same_model,
     still_known,
 )
-from steplab.tune.rung import RungResult, try_recipe, with_curves
+from steplab.tune.rung import RungResult, cold_extra, try_recipe, with_curves
 from steplab.tune.undecided import EFFORT, patient, plan_again, to_try_again, try_again
 from steplab.verify.remote import CandidateResult, ReferenceWorker, RemoteCandidate
 from steplab.workers.alternate import (
@@ -181,13 +188,13 @@ class Climb:
         self, planned: Rung, gate: GateOptions, spare: float = 0.0, again: bool = False
     ) -> None:
         """Try the recipe of a rung, put what came of it on the ladder, and promote a winner."""
-        slow, below = is_slow(planned.recipe), self.ladder.rungs
+        below = self.ladder.rungs
         self.view.stage("starting")
         timeout = self.clock.candidate_timeout(self._last_seconds + spare)
         if again:
             tried = try_again(planned, self.champion, gate, timeout, self.view)
         else:
-            gate = replace(gate, may_confirm=self.clock.can_confirm(slow))
+            gate = replace(gate, may_confirm=self.clock.can_confirm)
             tried = try_recipe(planned, self.champion, gate, timeout, self.view)
         self.winning = tried.candidate
         if tried.candidate is not None and tried.candidate.spec.mode == "full":
@@ -386,9 +393,16 @@ class Climb:
 
 
 def note_seconds(clock: SearchClock, rung: Rung) -> None:
-    """Let the clock know what a rung took, and what of it because nobody had compiled it before."""
-    cold = max(0.0, (rung.cold_seconds or 0.0) - (rung.warm_seconds or 0.0))
-    clock.note(is_slow(rung.recipe), rung.seconds, same_model(rung.recipe, rung.below), cold)
+    """Let the clock know what a rung took, and what of it because nobody had compiled it before.
+
+    A rung that ended before its turns tells nothing: a compiler that refuses takes 7 s where one
+    that works takes 50. But one that ran out of time would have taken at least that.
+    """
+    if rung.before is None and not rung.reason.startswith("timeout"):
+        return
+    seconds = without_references(rung.parts) if rung.parts else rung.seconds
+    warm = same_model(rung.recipe, rung.below)
+    clock.note(is_slow(rung.recipe), seconds, warm, cold_extra(rung))
 
 
 def measure_peer(

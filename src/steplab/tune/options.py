@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -38,6 +39,7 @@ class GateOptions:
     references: Path = Path()  # the folder of what they are compared with
     pool: WorkerPool = field(default_factory=WorkerPool)
     turns_seconds: float = MAX_SECONDS  # that the alternation of one rung may take
-    may_confirm: bool = True  # there is time to measure a small gain again with two new processes
+    # Whether there are so many seconds to measure an odd gain again with two new processes.
+    may_confirm: Callable[[float], bool] = lambda seconds: True
     confirms: bool = False  # other processes found the gain before: these two confirm it
     patience: Patience | None = None  # beyond turns_seconds, where they leave it undecided

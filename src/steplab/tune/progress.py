@@ -9,6 +9,7 @@ from typing import Protocol
 
 from steplab.core.ladder import Rung, Untried
 from steplab.tune.proposals import PLAIN_SECONDS, SLOW_SECONDS
+from steplab.verify.remote import MAKING_REFERENCES
 
 PLAIN_OF_WARM = 0.75  # of the seconds of a candidate whose compilation is left out
 CONFIRM_SHARE = 0.2  # of the budget at most, for two processes that confirm one small gain
@@ -79,7 +80,7 @@ class Stopwatch:
         return parts
 
     def _begin(self, text: str) -> None:
-        self._word, self._since = text.split()[0].strip(",:"), monotonic()
+        self._word, self._since = _stage_key(text), monotonic()
 
     def _count(self) -> None:
         self._parts[self._word] = self._parts.get(self._word, 0.0) + monotonic() - self._since
@@ -88,6 +89,15 @@ class Stopwatch:
 def add_timings(parts: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of both, by stage."""
     return {key: parts.get(key, 0.0) + more.get(key, 0.0) for key in {**parts, **more}}
+
+
+def without_references(parts: Mapping[str, float]) -> float:
+    """Return the seconds of all stages but the making of references, which the next one finds."""
+    return sum(parts.values()) - parts.get(_stage_key(MAKING_REFERENCES), 0.0)
+
+
+def _stage_key(text: str) -> str:
+    return text.split()[0].strip(",:")
 
 
 def format_timings(parts: Mapping[str, float]) -> str:
@@ -138,13 +148,9 @@ class SearchClock:
         plain = statistics.median(self.taken[False] or [unseen])
         return plain + SLOW_SECONDS - PLAIN_SECONDS if slow else plain
 
-    def can_confirm(self, slow: bool, share: float = CONFIRM_SHARE) -> bool:
-        """Whether there is time to try a candidate and to confirm it by two new processes.
-
-        These may take `share` of the budget.
-        """
-        one = self.expected(slow)
-        return 2 * one <= share * self.seconds and 3 * one <= self.left
+    def can_confirm(self, seconds: float, share: float = CONFIRM_SHARE) -> bool:
+        """Whether there are so many `seconds` to confirm a gain, and no more than the `share`."""
+        return seconds <= min(share * self.seconds, self.left)
 
     def note(self, slow: bool, seconds: float, warm: bool = False, cold: float = 0.0) -> None:
         """Remember what a candidate took; `cold` seconds of it because it was not `warm`."""

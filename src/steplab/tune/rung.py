@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from steplab.core import Run, units
 from steplab.core.errors import SteplabError
@@ -47,7 +48,7 @@ def try_recipe(
 
     The candidate's process ends here unless it wins.
     """
-    spec = replace(champion.run.spec, recipe=planned.recipe)
+    spec, begun = replace(champion.run.spec, recipe=planned.recipe), monotonic()
     with ExitStack() as stack:
         candidate = RemoteCandidate(spec, champion.run.environment, gate.pool)
         stack.enter_context(candidate)
@@ -57,8 +58,9 @@ def try_recipe(
         rung = pass_gate(_with_run(planned, result, champion), result, champion.waits, gate)
         if rung.outcome != "kept":
             return RungResult(rung, None, result)
+        opened = monotonic() - begun
         gate.pool.wait(view.stage)
-        tried = _measure_in_turns(rung, candidate, result, champion, gate, timeout, view)
+        tried = _measure_in_turns(rung, candidate, result, champion, gate, timeout, view, opened)
         if tried.candidate is not None:
             stack.pop_all()  # it stays alive
         return tried
@@ -114,8 +116,13 @@ def _measure_in_turns(
     gate: GateOptions,
     timeout: float,
     view: View,
+    opened: float,
 ) -> RungResult:
-    """Let the speed decide: candidate and champion in turns, a small gain twice."""
+    """Let the speed decide: candidate and champion in turns, an odd gain twice.
+
+    Opening the candidate took `opened` seconds.
+    """
+    begun = monotonic()
     try:
         turns = _alternate(champion.candidate, candidate, rung, champion, gate, timeout, view)
     except SteplabError as error:
@@ -128,7 +135,10 @@ def _measure_in_turns(
         if gate.confirms:
             rung = replace(rung, reason=f"{rung.reason}; found before by other processes")
         else:
-            rung = _confirm(rung, champion, gate, timeout, view)
+            # Two processes that find the compiled code of this one, and turns of the usual length.
+            turned = min(monotonic() - begun, gate.turns_seconds)
+            seconds = 2 * (opened - cold_extra(rung)) + turned
+            rung = _confirm(rung, champion, gate, timeout, view, seconds)
     if rung.outcome == "no gain" and turns.verdict == "slower":
         rung = replace(rung, remedy=technique(rung.technique).remedy(result.run))
     won = rung.outcome in ("kept", "removed")
@@ -165,10 +175,25 @@ def _needs_confirmation(rung: Rung, device: str) -> bool:
     return gained < SURE_GAIN or (most is not None and gained > most)
 
 
-def _confirm(rung: Rung, champion: Champion, gate: GateOptions, timeout: float, view: View) -> Rung:
-    """Measure a gain once more, by two new processes; what does not come back is no gain."""
-    if not gate.may_confirm:
-        reason = f"{rung.reason}; no time to measure so odd a gain again with new processes"
+def cold_extra(rung: Rung) -> float:
+    """Return the seconds that a rung took because nobody had compiled its step before."""
+    return max(0.0, (rung.cold_seconds or 0.0) - (rung.warm_seconds or 0.0))
+
+
+def _confirm(
+    rung: Rung,
+    champion: Champion,
+    gate: GateOptions,
+    timeout: float,
+    view: View,
+    seconds: float,
+) -> Rung:
+    """Measure a gain once more, by two new processes; what does not come back is no gain.
+
+    That will take so many `seconds`.
+    """
+    if not gate.may_confirm(seconds):
+        reason = f"{rung.reason}; no time to confirm this gain with new processes"
         return replace(rung, outcome="cannot tell", reason=reason, remedy=MORE_TIME)
     view.stage("confirming the gain with new processes")
     spec, environment = champion.run.spec, champion.run.environment

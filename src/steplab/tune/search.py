@@ -15,7 +15,13 @@ from steplab.tune.climb import Climb, note_seconds
 from steplab.tune.folder import LadderFolder, open_ladder
 from steplab.tune.larger_batch import LargerBatches
 from steplab.tune.options import GateOptions, TuneOptions
-from steplab.tune.progress import SearchClock, Stopwatch, View, add_timings
+from steplab.tune.progress import (
+    SearchClock,
+    Stopwatch,
+    View,
+    add_timings,
+    without_references,
+)
 from steplab.tune.proposals import impls_of, is_slow
 from steplab.verify.choice import choose_shapes
 from steplab.verify.remote import ReferenceWorker
@@ -60,12 +66,13 @@ def tune(
         pool,
         turns_seconds=seconds_per_rung(clock.seconds),
     )
-    watch.name, before = "baseline", clock.elapsed
+    parts = add_timings(ladder.parts, watch.lap("baseline"))
     baseline = _open_baseline(spec, ladder, gate, references, store, timeout, watch)
-    clock.note(is_slow(spec.recipe), clock.elapsed - before)  # a candidate takes about as long
+    taken = watch.lap()
+    clock.note(is_slow(spec.recipe), without_references(taken))  # a candidate takes about as long
     try:
         ladder = replace(_with_baseline(ladder, baseline, shapes), own=options.own)
-        ladder = replace(ladder, parts=add_timings(ladder.parts, watch.lap()))
+        ladder = replace(ladder, parts=add_timings(parts, taken))
         folder.save(ladder)
     except BaseException:
         baseline.candidate.close()

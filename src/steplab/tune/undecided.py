@@ -7,6 +7,7 @@ first try, with looks at 95 %, did in 5.4 %.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 
@@ -55,10 +56,11 @@ def patient(gate: GateOptions, earlier: Rung, clock: SearchClock, last: float) -
     A gain that was found, and for whose confirmation there was no time, is confirmed by it. One
     that is found now needs two processes more where it is small.
     """
-    confirms, slow = earlier.gain is not None and earlier.gain.high < 0, is_slow(earlier.recipe)
-    may_confirm = not confirms and clock.can_confirm(slow, share=1.0)
-    kept_back = last + (2 * clock.expected(slow) if may_confirm else 0.0)
-    patience = Patience(clock.end - kept_back, MIN_SHARE, again=True)
+    confirms = earlier.gain is not None and earlier.gain.high < 0
+    one = clock.expected(is_slow(earlier.recipe))
+    has_time = not confirms and 3 * one <= clock.left
+    patience = Patience(clock.end - last - 2 * one * has_time, MIN_SHARE, again=True)
+    may_confirm = functools.partial(clock.can_confirm, share=1.0)
     return replace(gate, may_confirm=may_confirm, confirms=confirms, patience=patience)
 
 

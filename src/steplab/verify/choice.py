@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError
-from steplab.verify.remote import ReferenceWorker
+from steplab.verify.remote import MAKING_REFERENCES, ReferenceWorker
 from steplab.verify.shapes import (
     LIKELY_DTYPES,
     PLAIN_DTYPE,
@@ -123,7 +123,7 @@ def _with_steps_that_decide(
     say: Progress,
 ) -> list[GateShape]:
     """Return the shapes, with smaller steps where only after these right and wrong differ."""
-    stage("computing the references")
+    stage(MAKING_REFERENCES)
     smaller = [with_smaller_steps(shape) for shape in shapes]
     for dtype in LIKELY_DTYPES:
         undecided = _why_undecided(references, shapes, dtype, timeout)

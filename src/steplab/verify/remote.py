@@ -32,6 +32,7 @@ WHY_UNDECIDED = "steplab.verify.references:why_undecided"
 HAS_DROPOUT = "steplab.verify.references:has_dropout"
 CHECK_CURVES = "steplab.verify.curves:check_curves"
 DRY_RUN = "steplab.verify.references:dry_run"
+MAKING_REFERENCES = "computing the references"  # a stage that a search has once per dtype
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ class ReferenceWorker(WorkerOwner):
         """
         progress("dry-running it")
         rounding, problem = self.dry_run(spec, shapes[0], timeout)
-        progress("computing the references")
+        progress(MAKING_REFERENCES)
         first = tuple(shape for shape in shapes if not shape.extra)
         chosen, problem = self._decisive(spec, first, rounding, problem, timeout)
         if problem:
