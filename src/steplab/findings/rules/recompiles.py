@@ -2,7 +2,8 @@
 
 What it sees: recompilations with the guard that failed and its line, and the time they take per
 step; beyond Dynamo's limit, the work of the function that then runs op by op. Where the detailed
-step happened to be a compiled one, that is work of the timed steps that it does not have.
+step happened to be a compiled one, that is work of the timed steps that it does not have; while
+the clock saw them compile, what they took tells nothing of that.
 Why it costs: every new shape or value that fails a guard costs seconds; after 8 of them the
 function runs uncompiled.
 Remedy: pad to few sizes, mark the dimension dynamic, turn changing numbers into tensors, freeze the
@@ -86,13 +87,15 @@ def _given_up(
     eager = rows.called_in(functions.__contains__) | _only_here(rows)
     eager &= ~rows.within(lambda call: call.name.startswith(COMPILED))
     spent, gain = case.cost_ms(eager), case.cost_ms(eager & rows.category(*MOVES))
-    if (compiled := _faster_when_profiled(case)) > gain:
+    compiling = _timed_ms(case)
+    if not compiling and (compiled := _faster_when_profiled(case)) > gain:
         spent, gain = case.step_ms, compiled
+    until = f", after {units.milliseconds(compiling)} of compiling in each timed one"
     return Claim(
         rule="recompiles",
         claim=f"compiled {units.counted(len(recompiles), 'time')} more and given up: "
         f"{units.milliseconds(spent)} "
-        "a step run uncompiled",
+        f"a step run uncompiled{until if compiling else ''}",
         evidence=(
             *_guards(case, recompiles),
             *(f"the limit is set at {line}" for line in case.setup_lines(LIMIT)),
@@ -101,9 +104,9 @@ def _given_up(
         remedy=f"leave torch._dynamo.config.{LIMIT} at {USUAL_LIMIT} or more; {_remedy(recompiles)}"
         if len(recompiles) < USUAL_LIMIT
         else _remedy(recompiles),
-        stake_ms=spent,
+        stake_ms=spent + compiling,
         why="beyond Dynamo's limit, what fails all guards runs op by op",
-        gain_ms=gain,
+        gain_ms=gain + compiling,
         work=eager,
         is_cause=True,
     )
