@@ -66,6 +66,8 @@ def test_alternate(tmp_path, capsys):
     assert bench(tmp_path, *words) == 0
     out = capsys.readouterr().out
     assert "baseline" in out and "interval" in out
+    against = Store(tmp_path / "store").load("last").against
+    assert against is not None and against.recipe.label == "optimizer=fused"
 
 
 def test_a_users_own_file(tmp_path, capsys):

@@ -37,7 +37,7 @@ def test_a_faster_run(compare, tmp_path):
     b = run_of(noisy(90, seed=2), recipe={"precision": {"dtype": "bf16"}})
     out = [str(tmp_path / name) for name in ("c.csv", "c.md", "c.html")]
     code, said, _ = compare("aaa", "bbb", "--out", *out, aaa=run_of(noisy(100)), bbb=b)
-    assert code == 0 and said.startswith("B is faster than A: B takes 9.9 % less time")
+    assert code == 0 and said.startswith("B is faster than A: B takes 10.0 % less time")
     assert "least change that would be seen" in said and "different moments" in said
     assert "precision.dtype" in said and "backward" in said and "A CPU" in said
     rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
@@ -227,6 +227,7 @@ def test_rounds_decide_and_are_kept(compare, store, monkeypatch):
     assert code == 1 and "B is slower than A" in said and "rounds: 8" in said
     kept = store.load("last")
     assert len(kept.tables["rounds"].rows) == 80 and "saved" in said
+    assert kept.against is not None and kept.against.recipe.label == "optimizer=fused"
 
 
 def test_folders_of_ranks_are_compared(tmp_path, capsys):

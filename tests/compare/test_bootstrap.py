@@ -13,6 +13,7 @@ from steplab.compare.bootstrap import (
     ratio_of_samples,
     student_quantile,
 )
+from steplab.core import Samples
 from tests.compare.sides import noisy
 
 
@@ -126,3 +127,11 @@ def test_students_quantile_is_that_of_the_tables(freedom, expected):
 @pytest.mark.parametrize(("rounds", "expected"), [(3, 9.9248), (4, 5.8409), (5, 4.6041)])
 def test_early_looks_are_at_99_percent(rounds, expected):
     assert student_quantile(rounds - 1, 0.99) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_ratio_is_that_of_the_medians_shown_beside_it():
+    """Of an even number: the lower of the middle two, as in `Samples.median`."""
+    a, b = (3.0, 20.0, 2.0, 18.0, 2.5, 19.0), (1.0, 9.0, 1.0, 9.0, 1.5, 9.0)
+    shown = Samples(a, "ms").median / Samples(b, "ms").median
+    assert ratio_of_samples(a, b).ratio == shown == 2.0
+    assert ratio_of_rounds([a[:2], a[2:4], a[4:]], [b[:2], b[2:4], b[4:]]).ratio == shown

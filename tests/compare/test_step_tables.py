@@ -121,8 +121,18 @@ def test_the_phases_of_a_step_add_up():
         step=Samples((10.0, 11.5, 12.5), "ms"),
         phases={name: Samples(values, "ms") for name, values in phases.items()},
     )
-    row = cells(phase_table([replace(run, clock=clock)]))[0]
+    table = phase_table([replace(run, clock=clock)])
+    row = cells(table)[0]
     assert row["step [ms]"] == 11.5 and row["forward [ms]"] == 3.0 and row["other [ms]"] == 0.5
+    assert not any(line.endswith(";") for line in table.note.splitlines())
+
+
+def test_the_median_is_the_same_in_every_table():
+    """Of 4 steps the mean of the middle two stood above the phases of one of them."""
+    run = make_run()
+    run = replace(run, clock=replace(run.clock, step=Samples((3.0, 20.0, 2.0, 18.0), "ms")))
+    assert cells(step_table([run]))[0]["step median [ms]"] == 3.0
+    assert cells(phase_table([run]))[0]["step [ms]"] == 3.0
 
 
 def differing_in(field, *values):
@@ -177,7 +187,7 @@ def test_figures_and_counters_stand_side_by_side():
     counters = Counters(power_w=Samples((600.0, 620.0), "W"))
     row = cells(utilization_table([replace(make_run(), figures=figures, counters=counters)]))[0]
     assert (row["MFU [%]"], row["MFU PaLM [%]"], row["HFU [%]"]) == (40.0, 45.0, 50.0)
-    assert row["power [W]"] == 610 and "HBM bandwidth [%]" not in row
+    assert row["power [W]"] == 600 and "HBM bandwidth [%]" not in row
     assert utilization_table([make_run()]) is None
 
 

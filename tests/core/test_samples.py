@@ -13,7 +13,7 @@ values = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=50).map(tuple)
 @given(values, st.floats(0, 100))
 def test_views_equal_numpy(numbers, q):
     samples = Samples(numbers, "ms")
-    assert samples.median == pytest.approx(np.median(numbers))
+    assert samples.median == np.quantile(numbers, 0.5, method="lower")
     assert samples.percentile(q) == pytest.approx(np.percentile(numbers, q))
     assert samples.mean == pytest.approx(np.mean(numbers))
     if len(numbers) > 1:

@@ -30,7 +30,7 @@ def test_lines():
     )
     # The parts add up, whatever the medians of the phases over all steps are.
     assert REPORT.timing() == (
-        "timing data=2.44ms model=483.40ms other=2.00ms step=487.84ms data%=0.5"
+        "timing data=2.44ms model=483.40ms other=2.00ms step=487.84ms data_of_all_steps=0.5%"
     )
 
 

@@ -52,7 +52,7 @@ def ratio_of_rounds(
 
     def ratio(chosen: Sequence[int]) -> float:
         pooled = ([v for i in chosen for v in side[i]] for side in (numerators, denominators))
-        top, bottom = (statistics.median(values) for values in pooled)
+        top, bottom = (statistics.median_low(values) for values in pooled)
         return top / bottom
 
     ratios = sorted(ratio(rng.choices(range(rounds), k=rounds)) for _ in range(RESAMPLES))
@@ -74,7 +74,7 @@ def ratio_of_samples(numerator: Sequence[float], denominator: Sequence[float]) -
     top, bottom = (_resampled_medians(values, rng) for values in series)
     tail = _tail(min(_blocks(len(values))[1] for values in series))
     low, high = np.quantile(top / bottom, [tail, 1 - tail], method="inverted_cdf")
-    ratio = float(np.median(series[0]) / np.median(series[1]))
+    ratio = statistics.median_low(numerator) / statistics.median_low(denominator)
     return RatioInterval(ratio, float(low), float(high))
 
 
@@ -96,7 +96,8 @@ def _resampled_medians(
         draws = min(at_once, RESAMPLES - begin)
         starts = rng.integers(count, size=(draws, blocks, 1))
         chosen = (starts + np.arange(length)) % count
-        medians.append(np.median(series[chosen.reshape(draws, -1)[:, :count]], axis=1))
+        drawn = series[chosen.reshape(draws, -1)[:, :count]]
+        medians.append(np.quantile(drawn, 0.5, axis=1, method="lower"))
     return np.concatenate(medians)
 
 

@@ -137,7 +137,7 @@ def phase_table(runs: Sequence[Run]) -> Table | None:
         rows.append((*_labels(runs, run), step, *phases, other, *tail))
     note = (
         "all of one step, the one with the median time; phases: on the device; other: between "
-        "them, on a CPU the wait for data too;\nhost: time Python needed to issue the step; device "
+        "them, on a CPU the wait for data too\nhost: time Python needed to issue the step; device "
         "busy: kernels of the profiled step"
     )
     table = Table("where the time goes", _columns(runs, columns), tuple(rows), note)

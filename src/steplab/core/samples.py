@@ -30,8 +30,8 @@ class Samples:
 
     @property
     def median(self) -> float:
-        """The middle value; NaN when there are none."""
-        return statistics.median(self.values) if self.values else float("nan")
+        """The middle value, the lower of two, so that some step had it; NaN when there are none."""
+        return statistics.median_low(self.values) if self.values else float("nan")
 
     @property
     def mean(self) -> float:

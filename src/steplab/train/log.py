@@ -44,10 +44,10 @@ class StepReport:
         return " ".join(words + (self._rates() if perf else []))
 
     def timing(self) -> str:
-        """`timing data=... model=... other=... step=... data%=...` of the typical step.
+        """`timing data=... model=... other=... step=... data_of_all_steps=...` of the typical step.
 
         `model` is the sum of the phases: forward, backward, clip, optimizer; with `data`, which a
-        device may hide, and `other` it makes the step. `data%` is that of all steps.
+        device may hide, and `other` it makes the step. The last is no part of that step.
         """
         step = self.meter.get("train/step_time_ms", 0.0)
         share = self.meter.get("train/data_stall_pct", 0.0)
@@ -55,7 +55,7 @@ class StepReport:
         model = self.meter.get("train/phases_ms", 0.0)
         other = max(0.0, step - data - model)
         times = f"data={data:.2f}ms model={model:.2f}ms other={other:.2f}ms step={step:.2f}ms"
-        return f"timing {times} data%={share:.1f}"
+        return f"timing {times} data_of_all_steps={share:.1f}%"
 
     def metrics(self) -> dict[str, float]:
         """Everything by its name in the logs."""
