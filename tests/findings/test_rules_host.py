@@ -98,20 +98,22 @@ def own_loop(*host, wait_us: int = 0, launches: int = 40) -> Case:
     return Case(None, analyze(trace_of(events, properties=H200)))
 
 
-def test_a_loader_that_sleeps_is_no_launching():
+@pytest.mark.parametrize("name", ["next_batch", "fetch", "load", "get_next", "_next"])
+def test_a_loader_that_sleeps_is_no_launching(name):
     """A generator in a loop of one's own: no range marks it, but the stack names it."""
-    asleep = [python("train.py(9): next_batch", 0, 50_000_000)]
+    asleep = [python(f"train.py(9): {name}", 0, 50_000_000)]
     asleep += [python("<built-in function sleep>", 1_000, 49_000_000)]
     case = own_loop(*asleep)
     assert launch_bound.RULE(case) is None and rules(case) == ["data_stall"]
     found = data_stall.RULE(case)
     assert found.gain_ms == pytest.approx(50, rel=0.03) and found.gain_ms <= case.step_ms
-    assert "train.py:9 (next_batch)" in found.claim and "train.py:9" in found.evidence[1]
+    assert f"train.py:9 ({name})" in found.claim and "train.py:9" in found.evidence[1]
 
 
 def test_python_and_operators_of_the_host_are_named():
-    logging = own_loop(python("train.py(30): log", 0, 50_000_000))
-    assert rules(logging) == ["host_stall"]
+    for name in ("sample", "make", "log"):
+        logging = own_loop(python(f"train.py(30): {name}", 0, 50_000_000))
+        assert rules(logging) == ["host_stall"]
     found = host_stall.RULE(logging)
     assert "train.py:30 (log)" in found.claim and found.gain_ms == pytest.approx(50, rel=0.03)
     on_cpu = own_loop(op("aten::sort", 0, 50_000_000), python("model.py(4): order", 0, 50_000_000))

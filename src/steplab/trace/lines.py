@@ -53,7 +53,9 @@ _LOADER_FILE = re.compile(r"(^|/|_)(data_?)?(loaders?|sets?|data)\.py$", re.IGNO
 _LOADER_FUNCTION = re.compile(
     r"__next__|__getitems?__|_?(batches|collate\w*|prefetch\w*|\w*data_?loader\w*)"
     r"|_?(get|next|fetch|load|make|read|sample|draw|produce|iter|iterate)_?(over_)?(the_)?"
-    r"(mini_?)?(batch|batches|data|dataset|samples?|examples?|items?|images?|tokens|windows?|chunk)",
+    r"(mini_?)?(batch|batches|data|dataset|samples?|examples?|items?|images?|tokens|windows?|chunk)"
+    # Without a noun these verbs still say it; sample or make may be a model's.
+    r"|_?(fetch|load|next|(get|fetch|load|read)_?next)",
     re.IGNORECASE,
 )
 
