@@ -235,6 +235,33 @@ def test_a_script_that_begins_differently_is_not_compared_with_itself(folder):
         lift(folder, text)
 
 
+def test_weights_that_were_only_copied_are_none_of_the_model(folder):
+    """nn.TransformerEncoder copies a layer that is no part of it; an average copies the model."""
+    text = """
+import copy
+import torch
+from torch import nn
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+    def forward(self, x):
+        return self.head(self.encoder(x).mean(1))
+model = Classifier()
+average = copy.deepcopy(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    loss = model(torch.randn(4, 6, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found, step = lift(folder, text)
+    assert found.words.startswith("Classifier with ") and type(step.model).__name__ == "Classifier"
+
+
 def test_modules_that_are_called_one_by_one_are_lifted_together(folder):
     """An encoder and a head without a module that holds both; a custom method of a module."""
     text = MLP.replace("logits = model(x)", "logits = model[2](model[1](model[0](x)))")

@@ -176,11 +176,25 @@ class TapeRecorder:
             self.values.append(word if word.requires_grad else word.detach().clone())
         return Data(index)
 
-    def cut(self, loss: Tensor, root: nn.Module) -> tuple[LossTape, list[Tensor]]:
-        """Return the tape of a loss on the weights of `root`, and the data of this micro-batch."""
+    def used_by(self, loss: Tensor) -> tuple[list[nn.Module], list[Tensor]]:
+        """Return the modules that a loss goes through, and the leaves that it was computed from.
+
+        Others are noted too: an average of the weights that is copied from them, an initialization.
+        """
+        nodes = [self.nodes[number] for number in self._needed(self._last(loss).node)]
+        words = _leaves_of([(node.arguments, node.options) for node in nodes])
+        leaves = {word.index for word in words if isinstance(word, Data)}
+        modules = [node.module for node in nodes if node.module is not None]
+        return modules, [self.leaves[index] for index in leaves]
+
+    def _last(self, loss: Tensor) -> Computed:
         if id(loss) not in self.computed:
             raise UserError("backward() is called on a tensor that no module has computed.")
-        last = self.computed[id(loss)]
+        return self.computed[id(loss)]
+
+    def cut(self, loss: Tensor, root: nn.Module) -> tuple[LossTape, list[Tensor]]:
+        """Return the tape of a loss on the weights of `root`, and the data of this micro-batch."""
+        last = self._last(loss)
         needed = self._needed(last.node)
         numbers = {old: new for new, old in enumerate(needed)}
         paths = {id(module): name for name, module in root.named_modules()}

@@ -248,9 +248,9 @@ class Watch(TorchFunctionMode):
 
     def _take(self, loss: Tensor) -> None:
         """Cut the tape of a micro-batch, and compare it with the first."""
-        if self.root is None:
-            self.root = self._find_root()
         try:
+            if self.root is None:
+                self.root = self._find_root(loss)
             tape, data = self.recorder.cut(loss, self.root)
             self._compare(tape)
         except UserError as error:
@@ -275,14 +275,14 @@ class Watch(TorchFunctionMode):
                 f"({difference}), so that it cannot be lifted out."
             )
 
-    def _find_root(self) -> nn.Module:
+    def _find_root(self, loss: Tensor) -> nn.Module:
         """Return the smallest module that holds all modules and weights that the loss goes through.
 
         Where the script has no such module, a list of those that it calls.
         """
-        called = [n.module for n in self.recorder.nodes if n.module is not None]
-        leaves = [leaf for leaf in self.recorder.leaves if isinstance(leaf, nn.Parameter)]
-        weights = {id(p) for p in leaves} | {id(p) for m in called for p in m.parameters()}
+        called, leaves = self.recorder.used_by(loss)
+        weights = {id(leaf) for leaf in leaves if isinstance(leaf, nn.Parameter)}
+        weights |= {id(p) for module in called for p in module.parameters()}
         for optimizer in self.optimizers:
             own = _weights(optimizer)
             weights |= own if own & weights else set()
