@@ -19,6 +19,7 @@ from steplab.findings.rules import (
     split_optimizer,
     synchronization,
     unfused_optimizer,
+    warmup_counted,
 )
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
@@ -216,6 +217,47 @@ def test_the_stack_of_the_detailed_step_names_the_line():
     assert "train.py:8 (render)" in host_stall.RULE(Case(None, found)).claim
     alone = host_stall.RULE(Case(None, analyze(trace_of(step(False)))))
     assert "train.py" not in alone.claim
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip"])
+def test_a_kernel_is_loaded_at_its_first_launch(vendor):
+    """A recording that begins cold: its first launches are long, and memory comes from the driver.
+
+    Ten kernels are launched ten times each; each first launch takes 3 ms, with a stack around it.
+    """
+
+    def recording(long_turn: int) -> Case:
+        events, start = [], 0
+        for turn in range(10):
+            for which in range(10):
+                number = len(events) + 1
+                long = 3_000_000 if turn == long_turn else 5_000
+                events += [call(f"{vendor}LaunchKernel", start, long, number)]
+                events += [kernel(f"k{which}", start + long, 2_000, number)]
+                start += long + 5_000
+                if turn == long_turn:
+                    events += [call(f"{vendor}Malloc", start, 200_000)]
+                    start += 200_000
+        whole = [python("torch/nn/modules/linear.py(3): forward", 0, start)]
+        return Case(None, analyze(trace_of([*events, *whole])))
+
+    cold = recording(0)
+    assert rules(cold)[0] == "warmup_counted" and host_stall.RULE(cold) is None
+    found = warmup_counted.RULE(cold)
+    assert found.gain_ms == pytest.approx(32, rel=0.01)
+    assert found.evidence[0] == "10 kernels at their first launch: 30.00 ms, the longest 3.000 ms"
+    assert allocator_calls.RULE(cold) is None, "taken with the rest of the start"
+    warm = recording(1)  # held up later, for whatever reason
+    assert warmup_counted.RULE(warm) is None and allocator_calls.RULE(warm) is not None
+    assert host_stall.RULE(warm).gain_ms > 20
+    assert "with_stack" not in host_stall.RULE(warm).remedy, "it has them"
+
+
+def test_a_recording_without_an_operator_has_no_small_ones():
+    """What waited for the device is known all the same."""
+    case = Case(None, analyze(trace_of([call("cudaDeviceSynchronize", 0, 185_000_000)])))
+    assert case.term_ms("synchronization") == 185 and case.term_ms("launch") == 0
+    assert small_operators.RULE(case) is None and not rules(case)
 
 
 def test_compiling_is_one_finding():

@@ -33,6 +33,7 @@ from steplab.trace.windows import borders
 
 # An eager operator takes the host 10 to 60 us with its Python; on a slow one, twice that.
 SLOWEST_LAUNCH_MS = 0.1
+LOADING = 0.02  # of the step
 # While it is on, the host stalls and reads everywhere: those findings would be this one again.
 OPTIMIZER_STEP = "Optimizer.step#"  # how torch names the range of an optimizer's step
 ANOMALY = "anomaly mode"
@@ -111,6 +112,15 @@ class Case:
         return float(np.median(spent.within(*borders(steps)))) / 1e6
 
     @property
+    def loading_ms(self) -> float:
+        """Milliseconds per step in which kernels that were not loaded yet are launched, and loaded.
+
+        0 where it is little: a busy machine holds one launch up, too.
+        """
+        ms = self.silent_ms("loading")
+        return ms if ms > LOADING * self.step_ms else 0.0
+
+    @property
     def still_compiles(self) -> bool:
         """Whether graphs were compiled while the clock ran."""
         compilation = self.run.compilation if self.run is not None else None
@@ -168,6 +178,12 @@ class Case:
     def dataflow(self) -> Dataflow | None:
         """What the operators of a step are for, as the Run recorded it."""
         return self.run.profile.dataflow if self.run is not None and self.run.profile else None
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether calls of Python were recorded, in the trace or in the detailed step."""
+        known = (self.analysis.trace, self.analysis.detail) if self.analysis is not None else ()
+        return any(trace is not None and len(trace.python) > 0 for trace in known)
 
     @property
     def host_is_watched(self) -> bool:

@@ -87,7 +87,7 @@ class Silences:
         return cls(times, times, times, times, codes, codes)
 
 
-CAUSES = ("data", "python", "operator", "compiling", "capturing")
+CAUSES = ("data", "python", "operator", "compiling", "capturing", "loading")
 
 
 @dataclass(frozen=True)

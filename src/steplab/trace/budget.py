@@ -26,6 +26,7 @@ from steplab.trace.windows import STEP_RANGE, are_marked, borders, drop_cut_step
 
 COMMUNICATION = "communication"  # the category, and the term of the same name
 GLOO = "gloo:"  # how the ranges of its threads begin
+HOST_TERMS = ("kernels", COMMUNICATION, "data wait", "synchronization", "launch")
 IDLE_TERMS = ("data wait", "synchronization", "launch", "dispatch")
 MS = 1e-6  # per ns
 
@@ -43,7 +44,7 @@ def time_budget(
     the card where the trace does not name it.
     """
     if not len(trace.device):
-        steps = _host_steps(trace, windows, work)
+        steps = _host_steps(trace, windows, work, syncs)
         note = "no device in the trace: operators count as kernels, and the ideal is unknown"
         return Budget(steps, False, notes=(note,), marked=are_marked(windows, trace))
     whole, remarks = drop_cut_steps(windows, work, trace)
@@ -113,20 +114,27 @@ def communicates(work: WorkTable) -> NDArray[np.bool_]:
     return np.array([label == COMMUNICATION for label in work.labels])[work.category]
 
 
-def _host_steps(trace: Trace, windows: Sequence[Window], work: WorkTable) -> tuple[StepBudget, ...]:
-    sets = host_terms(trace)
+def _host_steps(
+    trace: Trace, windows: Sequence[Window], work: WorkTable, syncs: Syncs
+) -> tuple[StepBudget, ...]:
+    sets = host_terms(trace, syncs)
     # The time of an operator that waits for other ranks is in the term, not in a category.
     work = replace(work, duration=np.where(communicates(work), 0, work.duration))
     return _steps(windows, sets, host_categories(windows, work, sets["kernels"]))
 
 
-def host_terms(trace: Trace) -> Mapping[str, Intervals]:
-    """Without a device: operators, then other ranks, data fetching, and whatever was recorded."""
+def host_terms(trace: Trace, syncs: Syncs) -> Mapping[str, Intervals]:
+    """Without a device: operators, then other ranks, data fetching, and whatever was recorded.
+
+    A recording without the device's work may have calls that waited for it.
+    """
     communication = host_communication(trace)
     ops = operators(trace) - communication
     data = data_ranges(trace) - ops - communication
-    host = host_events(trace) - ops - communication - data
-    return {"kernels": ops, COMMUNICATION: communication, "data wait": data, "launch": host}
+    sync = union(syncs.start, syncs.start + syncs.duration) - ops - communication - data
+    host = host_events(trace) - ops - communication - data - sync
+    terms = (ops, communication, data, sync, host)
+    return dict(zip(HOST_TERMS, terms, strict=True))
 
 
 def host_communication(trace: Trace) -> Intervals:
@@ -205,7 +213,8 @@ def waits_for_host(
     """
     steps = union(*borders(windows))
     if not len(trace.device):
-        return steps - operators(trace) - host_communication(trace) - data_ranges(trace)
+        waited = union(syncs.start, syncs.start + syncs.duration)
+        return steps - operators(trace) - host_communication(trace) - data_ranges(trace) - waited
     idle = idle_terms(trace, windows, work, syncs)
     busy = union(work.start, work.start + work.duration)
     return steps - busy - idle["data wait"] - idle["synchronization"] - idle["dispatch"]

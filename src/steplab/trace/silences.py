@@ -4,7 +4,8 @@ A device that waits for launches which keep coming waits many times and briefly.
 launches nothing for LONG, it does something else: it fetches a batch, runs Python or an operator
 of the CPU, or compiles. The Python stack names the line: that of the trace, or of the detailed step
 at the same place between two launches. Without a device, operators take the place of launches, and
-LONG_ON_CPU that of LONG.
+LONG_ON_CPU that of LONG. A launch call that takes LONG itself and is the first of its kernel is a
+silence, too: the driver loads the kernel's module.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from steplab.trace.analysis import UNATTRIBUTED, Labels, Silences, Syncs, Window
 from steplab.trace.attribution import Attribution
-from steplab.trace.events import Codes, Ints, Trace, at_rows
+from steplab.trace.events import KERNEL, Codes, Ints, Trace, at_rows
 from steplab.trace.host_calls import find_launches
 from steplab.trace.lines import is_code, is_framework, is_loader
 from steplab.trace.phases import AUTOGRAD_NODE, phase_of_call
@@ -195,6 +196,9 @@ def find_silences(
             lost = round(share * dry)
             if cause != FRAMEWORK and lost:
                 rows.append((start, end, window.number, lost, cause, line))
+    for window, start, end in _loading(view, windows, idle):
+        dry = int(idle.within(start, end))
+        rows.append((start, end, window.number, dry, "loading", UNATTRIBUTED))
     numbers = np.array([row[:4] for row in rows] or np.zeros((0, 4)), np.int64).T
     causes, lines = (labels.codes(str(row[i]) for row in rows) for i in (4, 5))
     return Silences(numbers[0], numbers[1], numbers[2], numbers[3], causes, lines)
@@ -213,10 +217,28 @@ def _silent(
     low, high = borders(windows)
     start = np.concatenate(([low[0]], launching.end))
     end = np.concatenate((launching.start, [high[-1]]))
-    long = np.flatnonzero(end - start > least)
-    dry = idle.within(start[long], end[long])
-    long = long[np.argsort(-dry, kind="stable")[:MOST]]
-    for begin, finish in zip(start[long].tolist(), end[long].tolist(), strict=True):
+    long = end - start > least
+    yield from _in_steps(windows, idle, start[long], end[long])
+
+
+def _loading(
+    view: HostView, windows: Sequence[Window], idle: Intervals
+) -> Iterator[tuple[Window, int, int]]:
+    """Yield the launch calls of LONG that are the first of their kernel, cut likewise."""
+    acts, device = view.acts, view.trace.device
+    _, first = np.unique(device.name, return_index=True)
+    first = first[device.kind[first] == KERNEL]
+    long = (acts.end - acts.start > LONG) & np.isin(acts.work, first)
+    yield from _in_steps(windows, idle, acts.start[long], acts.end[long])
+
+
+def _in_steps(
+    windows: Sequence[Window], idle: Intervals, start: Ints, end: Ints
+) -> Iterator[tuple[Window, int, int]]:
+    """Yield the part in every step of the spans with most idle time, where it has some."""
+    low, high = borders(windows)
+    most = np.argsort(-idle.within(start, end), kind="stable")[:MOST]
+    for begin, finish in zip(start[most].tolist(), end[most].tolist(), strict=True):
         first, last = np.searchsorted(high, begin, "right"), np.searchsorted(low, finish, "left")
         for window in windows[first:last]:
             piece = max(begin, window.start), min(finish, window.end)
@@ -267,10 +289,11 @@ def one_cause_each(
 ) -> tuple[Silences, Syncs]:
     """Return both so that no idle time has two causes.
 
-    A batch that is fetched, a compilation and a silence that is longer than the waits before it
-    would be there without those waits; a shorter silence would be hidden behind the device's work.
+    A batch that is fetched, a compilation, a kernel's module that is loaded and a silence that is
+    longer than the waits before it would be there without those waits; a shorter silence would be
+    hidden behind the device's work.
     """
-    own = labels.codes(("data", "compiling", "capturing"))
+    own = labels.codes(("data", "compiling", "capturing", "loading"))
     idle = syncs.idle - data.within(syncs.dry, syncs.dry + syncs.idle)
     kept: NDArray[np.bool_] = np.ones(len(silences.start), np.bool_)
     for start in np.unique(silences.start):

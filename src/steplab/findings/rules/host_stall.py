@@ -5,7 +5,8 @@ has run dry; without a device, in which it is in no operator. The Python stack n
 Why it costs: once the launched work is done, the device idles until the host comes back.
 Remedy: do it every N steps, in a thread or another process, or with tensors on the device.
 When it is wrong: the stretch is torch's own and the trace has no stacks to tell. Batches that are
-fetched there are a data_stall, compilations a recompile, and Python's garbage collector has a rule.
+fetched there are a data_stall, compilations a recompile, kernels that are loaded at their first
+launch are warmup_counted, and Python's garbage collector has a rule.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def check(case: Case) -> Finding | None:
         rule="host_stall",
         claim=f"{who} {units.milliseconds(lost)} of a step while {doing}",
         evidence=tuple(evidence) or ("there is no stack and no range that tells the line",),
-        remedy=_remedy(where),
+        remedy=_remedy(where, case.has_stacks),
         stake_ms=lost,
         why="the host launches nothing there, and what it had launched before is done",
         gain_ms=lost,
@@ -62,8 +63,10 @@ def _is_one_of_many(case: Case, lost: float) -> bool:
     return lost < (PAUSES_AMONG_LAUNCHES if launches else PAUSES) * case.step_ms
 
 
-def _remedy(where: str) -> str:
+def _remedy(where: str, has_stacks: bool) -> str:
     if not where or where.startswith("range "):
+        if has_stacks:
+            return "see what the host does in the longest gaps of the trace: no line explains them"
         return "record with stacks (steplab profile, or with_stack=True): they name the line"
     if where.startswith("aten::"):
         op = where.partition(" at ")[0]

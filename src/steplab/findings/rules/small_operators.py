@@ -39,7 +39,7 @@ ONE_CLIP = (
 def check(case: Case) -> Finding | None:
     """Compare the time between operators, and that of the calls of loops, with the step."""
     rows = case.rows
-    if rows is None:
+    if rows is None or not rows.inside.any():
         return None
     copied = deep_copied(rows)  # by a loop of copy.deepcopy, which deep_copies tells
     narrow = _narrow(case, rows)

@@ -1,8 +1,10 @@
 """The first steps are slower than the rest and were measured with them.
 
-What it sees: one or more samples at the beginning that take twice as long as the steady ones.
-Why it costs: the mean, and with many of them the median, include start-up that training lacks.
-Remedy: more warm-up steps.
+What it sees: one or more samples at the beginning that take twice as long as the steady ones; in a
+trace, launches of 0.3 ms and more, each the first of its kernel, for which the device waits.
+Why it costs: the mean, and with many of them the median, include start-up that training lacks. The
+driver loads a kernel's module at its first launch; memory is taken from it then, too.
+Remedy: more warm-up steps; a recording that begins after them.
 When it is wrong: the machine was busy just then; where others are known to have used it, or where
 the steps compiled (recompiles), nothing is said.
 """
@@ -13,6 +15,8 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
+
+import numpy as np
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
@@ -26,6 +30,10 @@ def check(case: Case) -> Finding | None:
     """Look for a slow beginning among the timed steps, else among the profiled ones."""
     if _otherwise_explained(case):
         return None
+    return _slow_steps(case) or _cold_recording(case)
+
+
+def _slow_steps(case: Case) -> Finding | None:
     samples = _samples(case)
     count = slow_beginning(samples)
     if not count:
@@ -42,6 +50,32 @@ def check(case: Case) -> Finding | None:
         why=f"they add {units.milliseconds(excess)} to the mean step that training will not see",
         gain_ms=excess,
         ordinary=count == 1 and samples[0] < ALONE * steady,
+    )
+
+
+def _cold_recording(case: Case) -> Finding | None:
+    """Judge what a recorded step takes because its kernels and its memory are new."""
+    if not case.loading_ms or case.analysis is None:
+        return None
+    silences, labels = case.analysis.silences, case.analysis.work.labels
+    loads = silences.cause == labels.index("loading")
+    longest = float((silences.end - silences.start)[loads].max()) / 1e6
+    evidence = [
+        f"{np.count_nonzero(loads)} kernels at their first launch: "
+        f"{units.milliseconds(case.loading_ms)}, the longest {units.milliseconds(longest)}"
+    ]
+    if case.driver_memory_ms:
+        evidence.append(f"memory of the driver: {units.milliseconds(case.driver_memory_ms)}")
+    lost = min(case.loading_ms + case.driver_memory_ms, case.step_ms - case.busy_ms)
+    return Finding(
+        rule="warmup_counted",
+        claim=f"kernels are loaded while the recording runs: {units.milliseconds(lost)} a step",
+        evidence=tuple(evidence),
+        remedy="record after a warm-up step, as by torch.profiler.schedule(wait=1, warmup=1, "
+        "active=3) with profiler.step() after each step",
+        stake_ms=lost,
+        why="the first launch of a kernel loads its module; later steps do not pay for it",
+        gain_ms=lost,
     )
 
 

@@ -59,7 +59,7 @@ def read_rank(path: Path, detail: Path | None = None) -> RankTrace:
     terms = (
         device_terms(trace, analysis.windows, analysis.work, analysis.syncs)
         if on_device
-        else host_terms(trace)
+        else host_terms(trace, analysis.syncs)
     )
     collectives = find_collectives(trace, analysis.windows)
     if detail is not None:
@@ -119,7 +119,7 @@ def _overlap(analysis: Analysis, collectives: Collectives) -> float | None:
     else:
         rows = collectives.step >= 0
         communicating = union(collectives.start[rows], collectives.end[rows])
-        computing = host_terms(trace)["kernels"]
+        computing = host_terms(trace, analysis.syncs)["kernels"]
     whole = communicating.total
     return (communicating & computing).total / whole if whole else None
 
