@@ -685,7 +685,9 @@ def test_an_unfused_update_in_a_foreign_trace():
     assert "foreach" in found.claim and found.stake_ms == pytest.approx(0.1)
     assert found.gain_ms == pytest.approx(0.065)
     loop = unfused_optimizer.RULE(cpu_case([rest, *adam("aten::addcdiv_", 5)]))
-    assert "forloop" in loop.claim and "aten::addcdiv_ x 5" in loop.evidence[1]
+    assert loop.claim.startswith("torch's loop over the weights takes")
+    assert loop.remedy == "fused=True where the optimizer is made"
+    assert "aten::addcdiv_ x 5" in loop.evidence[1]
     assert unfused_optimizer.RULE(gpu_case([rest, *adam("aten::_fused_adamw_", 5)])) is None
     other = [range_("Optimizer.step#NAdam.step", 0, 900_000)]
     gather = RecordedOp("c10d::_allgather_base_", 500, "ncclDevKernel_AllGather_RING_LL(void)")

@@ -94,7 +94,7 @@ def _outlives(case: Case) -> Finding | None:
         "no retain_graph=True, and empty lists that the loop appends to",
         stake_bytes=max(kept, growth),
         of_bytes=peak,
-        why="an output holds the graph behind it, and that the activations of its step",
+        why="an output holds the graph behind it, and the graph holds the activations",
     )
 
 

@@ -250,10 +250,9 @@ def _chained(case: Case, rows: Rows) -> Finding | None:
     gain = spent * (1 - then / now)
     if not gain > SHARE * case.step_ms:
         return None
-    size = max(sizes)
     return Claim(
         rule="product_order",
-        claim=f"products in this order build matrices of {size:,} elements: "
+        claim=f"products in this order build {first.batch} matrices of {first.m:,} x {first.n:,}: "
         f"{units.milliseconds(spent)} around them",
         evidence=(
             f"({first.m} x {first.k}) by ({first.k} x {first.n}) by ({second.k} x {second.n})",

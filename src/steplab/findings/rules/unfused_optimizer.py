@@ -25,6 +25,7 @@ ORDINARY = 0.05  # of the step: below this gain, torch's default is as good
 SAVED = 1 - 28 / 80
 PASSES = ("addcdiv_", "addcmul_", "lerp_")  # of Adam and its relatives
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # those that torch has
+WORDS = {"forloop": "torch's loop over the weights", "foreach": "torch's foreach update"}
 _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 FORLOOP = frozenset(f"aten::{name}" for name in PASSES)
 FOREACH = frozenset(f"aten::_foreach_{name}" for name in PASSES)
@@ -37,7 +38,7 @@ def check(case: Case) -> Finding | None:
         return None
     return Finding(
         rule="unfused_optimizer",
-        claim=f"the {kind} update takes {units.milliseconds(spent)}",
+        claim=f"{WORDS.get(kind, f'the {kind} update')} takes {units.milliseconds(spent)}",
         evidence=(f"{units.percent(spent / step)} of the step", *_ops(case)),
         remedy=_remedy(case),
         stake_ms=spent,
@@ -74,9 +75,10 @@ def _remedy(case: Case) -> str:
         {case.analysis.trace.text(n) for n in ranges.name} if ranges and case.analysis else set()
     )
     classes = {m[1] for name in names if (m := _STEP.match(name))}
+    recipe, by_hand = "optimizer=fused", "fused=True where the optimizer is made"
     if classes and not classes & FUSED:
-        return f"compile.optimizer=true, or torch.compile({min(classes)}.step)"
-    return "optimizer=fused, or fused=True where the optimizer is made"
+        recipe, by_hand = "compile.optimizer=true", f"torch.compile({min(classes)}.step)"
+    return by_hand if case.of_own_loop else f"{recipe}, or {by_hand}"
 
 
 def _is_compiled(case: Case) -> bool:
