@@ -143,6 +143,23 @@ def test_neither_validation_nor_a_skipped_batch_disturbs_the_meter():
     assert list(waits.marks) == ["0", "2", "4", "6"]
 
 
+class Judged(Net):
+    """Its validation calls layers by name, as its training does."""
+
+    def validation_step(self, batch, batch_idx):
+        self.judged = self.layers[0](batch)
+
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(4, 4), batch_size=4)
+
+
+def test_validation_computes_as_training_where_weights_are_rounded():
+    _, module = fit(Judged(), RecipeCallback("precision=bf16-weights,optimizer=one-pass"))
+    assert module.judged.dtype == torch.bfloat16
+    _, unvalidated = fit(Net(), RecipeCallback("precision=bf16-weights,optimizer=one-pass"))
+    assert module.losses == unvalidated.losses
+
+
 def test_precision_is_decided_once():
     with pytest.raises(UserError, match=r"has precision, and precision=bf16-mixed is set too"):
         fit(Net(), RecipeCallback("precision=bf16"), precision="bf16-mixed")

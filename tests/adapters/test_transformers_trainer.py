@@ -19,8 +19,7 @@ class Tuned(RecipeMixin, transformers.Trainer):
     pass
 
 
-def make_trainer(kind, folder, recipe="plain", **options):
-    torch.manual_seed(0)
+def llama():
     config = transformers.LlamaConfig(
         hidden_size=16,
         num_hidden_layers=2,
@@ -28,9 +27,17 @@ def make_trainer(kind, folder, recipe="plain", **options):
         intermediate_size=24,
         vocab_size=31,
     )
-    model = transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
+
+
+def texts():
     rows = torch.randint(31, (24, 9), generator=torch.Generator().manual_seed(1))
-    data = [{"input_ids": row, "labels": row} for row in rows]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def make_trainer(kind, folder, recipe="plain", make_model=llama, data=None, **options):
+    torch.manual_seed(0)
+    model, data = make_model(), data or texts()
     callbacks = options.pop("callbacks", [])
     settings = {
         "max_steps": 3,
@@ -138,6 +145,29 @@ def test_an_evaluation_is_no_data_stall(tmp_path):
     trained(make_trainer(transformers.Trainer, tmp_path, **options))
     # Of the first step, and of the one after an evaluation, the wait is none of the loader's.
     assert list(callback.meter.summary().data_wait.marks) == ["0", "2"]
+
+
+class Pixels(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(9, 31)
+
+    def forward(self, pixels=None, labels=None):
+        logits = self.head(pixels)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_float_inputs_are_evaluated_where_weights_are_rounded(tmp_path):
+    rows = torch.randn(24, 9, generator=torch.Generator().manual_seed(1))
+    data = [{"pixels": row, "labels": torch.tensor(i)} for i, row in enumerate(rows)]
+    recipe = "precision=bf16-weights,optimizer=one-pass"
+    tuned = make_trainer(Tuned, tmp_path, recipe, Pixels, data)
+    trained(tuned)
+    found = tuned.predict(data)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = tuned.model(rows, torch.arange(24))
+    assert torch.equal(torch.from_numpy(found.predictions), expected["logits"].float())
+    assert found.metrics["test_loss"] == pytest.approx(expected["loss"].item(), rel=1e-6)
 
 
 def test_training_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):

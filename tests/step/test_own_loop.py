@@ -1,6 +1,7 @@
 """What people do in a loop of their own, against the same loop written by hand in torch."""
 
 import copy
+import inspect
 import pickle
 import warnings
 
@@ -259,6 +260,44 @@ def test_evaluation_in_between(recipe, captured):
         assert torch.equal(*values)
     twins.train(4, 4)
     twins.assert_equal()
+
+
+@pytest.mark.parametrize("compiled", ["", ",compile=whole,compile.backend=eager", "," + COMPILED])
+def test_evaluation_where_weights_are_rounded(compiled):
+    torch.manual_seed(0)
+    evaluated = nn.Sequential(Net(), nn.Linear(8, 8))
+    undisturbed = copy.deepcopy(evaluated)
+    recipe = "precision=bf16-weights,optimizer=one-pass" + compiled
+    steps = [steplab.optimize(m, loss_of, recipe, adamw) for m in (evaluated, undisturbed)]
+    held_out, batch = torch.randn(5, 8), torch.randn(4, 8)
+    for _ in range(2):
+        evaluated.eval()
+        with torch.no_grad():
+            seen = evaluated(held_out)
+            with torch.autocast("cpu", torch.bfloat16):
+                expected = evaluated(held_out)
+        evaluated.train()
+        assert (seen.dtype, expected.dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(seen, expected.float())
+        assert len({step([batch]).loss.item() for step in steps}) == 1
+    for name, weight in undisturbed.state_dict().items():
+        assert torch.equal(evaluated.state_dict()[name], weight), name
+
+
+def test_evaluation_with_full_weights_is_the_plain_models():
+    model = Net()
+    step = steplab.optimize(model, loss_of, "precision=bf16-weights,optimizer=one-pass", adamw)
+    step([torch.randn(4, 8)])
+    plain, held_out = Net(), torch.randn(5, 8)
+    plain.load_state_dict(model.state_dict())
+    for one in (model, plain):
+        one.eval()
+    with step.full_weights():
+        average = copy.deepcopy(model)
+        assert torch.equal(model(held_out), plain(held_out))
+    nn.init.zeros_(model.blocks[0].linear.weight)
+    assert torch.equal(average(held_out), plain(held_out))  # not by the forward of the model
+    assert list(inspect.signature(model.forward).parameters) == ["x"]
 
 
 def test_layers_that_were_in_eval_mode_before_stay_there():

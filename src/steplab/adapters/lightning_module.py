@@ -7,6 +7,8 @@ trainer.fit(module, loader)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,8 +24,10 @@ from steplab.adapters.foreign_loop import (
 from steplab.core import Recipe
 from steplab.core.errors import UserError
 from steplab.meter import Meter
+from steplab.step.outside_calls import step_dtypes
 
 LOOP = "Lightning"
+EVALUATION = ("validation_step", "test_step", "predict_step")
 
 
 class RecipeCallback(Callback):
@@ -98,7 +102,20 @@ class RecipeCallback(Callback):
 
         wrapped.has_recipe = True  # type: ignore[attr-defined]
         module.training_step = wrapped
+        for name in EVALUATION:
+            setattr(module, name, _in_step_dtypes(module, getattr(module, name)))
         return step.optimizer
+
+
+def _in_step_dtypes(module: LightningModule, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that computes as the step does; it may call parts of the module by name."""
+
+    @wraps(evaluate)  # Lightning asks whether a method is the module's own
+    def wrapped(*words: Any, **named: Any) -> Any:
+        with step_dtypes(module, module.device) or nullcontext():
+            return evaluate(*words, **named)
+
+    return wrapped
 
 
 class MeterCallback(Callback):

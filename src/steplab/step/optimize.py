@@ -12,6 +12,7 @@ from torch._dynamo import OptimizedModule
 from steplab.core import MODES, Mode, Recipe
 from steplab.core.errors import UserError
 from steplab.step.assemble import build_step
+from steplab.step.outside_calls import widen_outside_calls
 from steplab.step.state_dicts import is_rounded, keep_state_dicts
 from steplab.step.step import Step
 from steplab.step.usual_shapes import UsualShapes
@@ -71,6 +72,8 @@ def optimize(
     step = build_step(workload, model, first.device, recipe, mode, clip)
     step.keeps_gradients = True
     step.awaits_batches = step.parts.batches_ahead > 0
+    if step.parts.master_weights:
+        widen_outside_calls(model, first.device)
     if step.optimizer is not None:
         _check_update(step.optimizer, step.parts.optimizer_options)
         keep_state_dicts(model, step.optimizer)
