@@ -21,10 +21,13 @@ def calling_line(within: str) -> str | None:
 def error_line(error: BaseException) -> str:
     """Return the innermost line of the user's code in a traceback, else the innermost of all.
 
-    Code that dynamo was tracing is not in the traceback; its errors bring that stack with them.
+    Neither code that dynamo was tracing nor code that is no Python is in the traceback; their errors
+    bring the place with them.
     """
     traced = getattr(error, "real_stack", None) or ()
     frames = [*traceback.extract_tb(error.__traceback__), *traced]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>"))
     last = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "unknown"
     return innermost_line((f.filename, f.lineno or 0, f.name) for f in reversed(frames)) or last
 

@@ -329,6 +329,14 @@ def test_what_cannot_be_lifted_is_said_with_its_line(folder, old, new, said):
     assert re.search(said, found), found
 
 
+def test_what_is_no_python_is_said_with_its_line(folder):
+    told = refusal(folder, "import torch\nx = torch.randn(4, 4\n")
+    assert "fails with SyntaxError: '(' was never closed (train.py:2" in told
+    write(folder, "def f(:", "net.py")
+    assert "(net.py:1" in refusal(folder, "import net")
+    assert "(train.py:2" in refusal(folder, "import ast\nast.literal_eval('4 4')")
+
+
 def test_a_default_device_of_the_script_ends_with_it(folder):
     text = MLP.replace("torch.manual_seed(3)", "torch.set_default_device('cpu'); dropped = 0")
     lift(folder, text.replace("nn.ReLU()", "nn.Dropout()"))  # drawn again for the proof

@@ -69,7 +69,8 @@ def _run(script: Path, arguments: Sequence[str], watch: Watch) -> None:
             if end.code:
                 raise watch.failed(f"ended by itself with code {end.code}") from None
         except Exception as error:
-            said = f"fails with {type(error).__name__}: {error} ({error_line(error)})"
+            message = error.msg if isinstance(error, SyntaxError) else error  # without its line
+            said = f"fails with {type(error).__name__}: {message} ({error_line(error)})"
             raise watch.failed(said) from error
     if not watch.is_done:
         raise watch.ended()
