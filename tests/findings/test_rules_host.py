@@ -117,6 +117,7 @@ def test_python_and_operators_of_the_host_are_named():
         assert rules(logging) == ["host_stall"]
     found = host_stall.RULE(logging)
     assert "train.py:30 (log)" in found.claim and found.gain_ms == pytest.approx(50, rel=0.03)
+    assert "with tensors on the device" in found.remedy
     on_cpu = own_loop(op("aten::sort", 0, 50_000_000), python("model.py(4): order", 0, 50_000_000))
     found = host_stall.RULE(on_cpu)
     assert "aten::sort at model.py:4 (order)" in found.claim and "aten::sort" in found.remedy
@@ -268,7 +269,10 @@ def test_compiling_is_one_finding():
 def test_a_cpu_that_stands_still_and_one_that_only_calls():
     asleep = [mm(64, 64, 64, 900, FP32), mm(64, 64, 64, 100, FP32, late_us=1_000)]
     case = cpu_case(asleep, extra=[python("train.py(7): report", 900_000, 1_000_000)])
-    assert rules(case) == ["host_stall"] and "train.py:7" in host_stall.RULE(case).claim
+    assert rules(case) == ["host_stall"]
+    found = host_stall.RULE(case)
+    assert "train.py:7" in found.claim and found.why == "no operator runs meanwhile"
+    assert "device" not in found.remedy
     turn = RecordedOp("aten::add", 4, late_us=6, line="rnn.py(3): forward", module="rnn")
     found = small_operators.RULE(cpu_case([turn] * 100 + [mm(64, 64, 64, 500, FP32)]))
     assert "rnn.py:3 (forward)" in found.claim and "aten::add 100 times" in found.evidence[1]

@@ -44,6 +44,8 @@ def test_a_slow_beginning_was_counted():
     found = warmup_counted.RULE(Case(timed(40.0, 30.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0)))
     assert found.stake_ms == pytest.approx(50 / 8) and "first 2 of 8" in found.claim
     assert "--warmup 7" in found.remedy
+    own = timed(40.0, 30.0, *[10.0] * 6, notes=(OWN_LOOP,))
+    assert warmup_counted.RULE(Case(own)).remedy == "steplab.profile(step, warmup=7)"
 
 
 def test_a_slow_beginning_is_seen_on_a_machine_with_other_work():

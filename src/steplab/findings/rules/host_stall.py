@@ -45,9 +45,11 @@ def check(case: Case) -> Finding | None:
         rule="host_stall",
         claim=f"{who} {units.milliseconds(lost)} of a step while {doing}",
         evidence=tuple(evidence) or ("there is no stack and no range that tells the line",),
-        remedy=_remedy(where, case.has_stacks),
+        remedy=_remedy(case, where),
         stake_ms=lost,
-        why="the host launches nothing there, and what it had launched before is done",
+        why="the host launches nothing there, and what it had launched before is done"
+        if case.on_device
+        else "no operator runs meanwhile",
         gain_ms=lost,
         ordinary=_is_one_of_many(case, lost),
     )
@@ -63,17 +65,18 @@ def _is_one_of_many(case: Case, lost: float) -> bool:
     return lost < (PAUSES_AMONG_LAUNCHES if launches else PAUSES) * case.step_ms
 
 
-def _remedy(where: str, has_stacks: bool) -> str:
+def _remedy(case: Case, where: str) -> str:
     if not where or where.startswith("range "):
-        if has_stacks:
+        if case.has_stacks:
             return "see what the host does in the longest gaps of the trace: no line explains them"
         return "record with stacks (steplab profile, or with_stack=True): they name the line"
     if where.startswith("aten::"):
         op = where.partition(" at ")[0]
         return f"let {op} run on the device, compute it once, or move it out of the step"
+    elsewhere = "with tensors on the device or in compiled code"
     return (
-        "do it once or every N steps, in a thread or process of its own, with tensors on the "
-        "device or in compiled code"
+        "do it once or every N steps, in a thread or process of its own, "
+        f"{elsewhere if case.on_device else 'or in compiled code'}"
     )
 
 

@@ -39,13 +39,15 @@ def _slow_steps(case: Case) -> Finding | None:
     if not count:
         return None
     steady = statistics.fmean(samples[count:])
-    excess = statistics.fmean(samples) - steady
+    excess, warmup = statistics.fmean(samples) - steady, _warmup(case) + count
     first = ", ".join(units.milliseconds(value) for value in samples[:count][:3])
     return Finding(
         rule="warmup_counted",
         claim=f"the first {count} of {len(samples)} steps are warm-up and were counted",
         evidence=(f"{first}, then {units.milliseconds(steady)}",),
-        remedy=f"--warmup {_warmup(case) + count} or more",
+        remedy=f"steplab.profile(step, warmup={warmup})"
+        if case.of_own_loop
+        else f"--warmup {warmup} or more",
         stake_ms=excess,
         why=f"they add {units.milliseconds(excess)} to the mean step that training will not see",
         gain_ms=excess,
