@@ -21,7 +21,7 @@ def calling_line(within: str) -> str | None:
 def error_line(error: BaseException) -> str:
     """Return the innermost line of the user's code in a traceback, else the innermost of all.
 
-    Neither code that dynamo was tracing nor code that is no Python is in the traceback; their errors
+    Code that dynamo was tracing and code that is no Python are not in the traceback: their errors
     bring the place with them.
     """
     traced = getattr(error, "real_stack", None) or ()

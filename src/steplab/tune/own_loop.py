@@ -25,6 +25,7 @@ def own_loop_lines(ladder: Ladder, recipe: Path, clip_is_theirs: bool) -> list[s
     spec = ladder.spec
     if ":" not in spec.workload or spec.mode != "full" or ladder.has_winner_already:
         return []
+    file = str(recipe.absolute())  # the loop may run in another folder
     is_hf = spec.workload.startswith(HUGGING_FACE)
     given = "" if is_hf else "loss(model, batch) returns your loss and "
     clip = f", clip={spec.clip:.12g}" if spec.clip and clip_is_theirs else ""
@@ -32,7 +33,7 @@ def own_loop_lines(ladder: Ladder, recipe: Path, clip_is_theirs: bool) -> list[s
     lines = [
         f"in your own loop, where {given}optimizer(model, **how) makes your optimizer:",
         *(["  import itertools"] if spec.accumulate > 1 else []),
-        f"  step = steplab.optimize(model, {loss}, {str(recipe)!r}, optimizer{clip})",
+        f"  step = steplab.optimize(model, {loss}, {file!r}, optimizer{clip})",
         *_loop(spec.accumulate),
         f"  instead of what your loop has of {_replaced(ladder, bool(clip))}",
     ]
@@ -43,7 +44,7 @@ def own_loop_lines(ladder: Ladder, recipe: Path, clip_is_theirs: bool) -> list[s
         )
     if is_hf:
         lines.append(
-            f"in the Trainer: class MyTrainer(RecipeMixin, Trainer): recipe = {str(recipe)!r}, "
+            f"in the Trainer: class MyTrainer(RecipeMixin, Trainer): recipe = {file!r}, "
             "with RecipeMixin of steplab.adapters.transformers_trainer"
         )
     return lines
