@@ -103,6 +103,22 @@ def test_a_loop_may_run_its_own_backward_and_update():
         steplab.optimize(Net(), squares, "precision=fp16").loss(batch)
 
 
+@pytest.mark.parametrize("recipe", ["plain", "optimizer=one-pass", "optimizer=fused"])
+def test_an_update_that_was_left_in_the_loop_is_refused(recipe):
+    step, batch = steplab.optimize(Net(), squares, recipe), torch.randn(4, 8)
+    schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, 1)
+    for _ in range(2):
+        step([batch])
+        weights = [p.detach().clone() for p in step.model.parameters()]
+        with pytest.raises(UserError, match=r"has updated the weights already\. Leave optimizer"):
+            step.optimizer.step()
+        schedule.step()
+        assert all(map(torch.equal, weights, step.model.parameters()))
+    step.loss(batch).loss.backward()
+    step.optimizer.step()
+    assert not any(map(torch.equal, weights, step.model.parameters()))
+
+
 def test_precision_is_the_recipes_alone():
     """Inside the loop's own autocast, precision=fp32 would run in bf16."""
     step, batch = steplab.optimize(Net(), squares, "precision=fp32"), torch.ones(2, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ def optimize(
     if step.optimizer is not None:
         _check_update(step.optimizer, step.parts.optimizer_options)
         keep_state_dicts(model, step.optimizer)
+        _refuse_second_update(step, step.optimizer)
     if step.graph is not None:
         step.graph.usual = UsualShapes()
     if step.parts.is_compiled:
@@ -107,6 +109,23 @@ def _check_update(optimizer: torch.optim.Optimizer, asked: Mapping[str, bool]) -
                 "Let the function that makes it pass its keywords on: lambda model, **how: "
                 "AdamW(model.parameters(), **how); or leave optimizer= out of the recipe.",
             )
+
+
+def _refuse_second_update(step: Step, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the update that a loop still has from before: it would be one more, in silence."""
+    update = optimizer.step
+
+    def step_once(this: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if step.has_updated:
+            raise UserError(
+                "step([batch]) has updated the weights already.",
+                "Leave optimizer.step() out of the loop, or run backward yourself: "
+                "step.loss(batch).loss.backward().",
+            )
+        return update(*args, **kwargs)
+
+    # A method, not a function: torch's schedulers look for its __func__.
+    optimizer.step = MethodType(step_once, optimizer)  # type: ignore[method-assign]
 
 
 def _no_batches(size: int) -> Iterable[Any]:

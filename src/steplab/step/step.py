@@ -65,6 +65,7 @@ class Step:
         self.hooks: HookGuard | None = None  # where compiled or captured code leaves hooks out
         self.compiled_shapes: UsualShapes | None = None  # others run op by op; None: all compile
         self.graph: StepGraph | None = None
+        self.has_updated = False  # whether a whole step was the last thing that it was asked for
         self.reaches_model = False  # whether a backward pass has been seen to reach the model
         self.awaits_batches = False  # whether the recipe prefetches and `batches` is still to come
         # The user's loaders: the one with workers that stands for each, and its latest reading.
@@ -84,6 +85,12 @@ class Step:
         """Run one step over one or more micro-batches, whose gradients are averaged."""
         _check_list(micro_batches)
         self._check_loop()
+        self.has_updated = False
+        output = self._call(micro_batches)
+        self.has_updated = self.optimizer is not None
+        return output
+
+    def _call(self, micro_batches: list[Any]) -> StepOutput:
         if not self._is_usual(micro_batches):
             with torch.compiler.set_stance("force_eager"):
                 return self.run(micro_batches)
@@ -226,6 +233,7 @@ class Step:
                     f"Call step([batch]) instead, or leave {word} out of the recipe.",
                 )
         self._check_loop()
+        self.has_updated = False
         if not self._is_usual([batch]):
             with torch.compiler.set_stance("force_eager"):
                 return self._loss(self.model, batch)
