@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from steplab.core import RunSpec
+from steplab.core.errors import Unsupported
 from steplab.kernels import e4m3, e4m3_network
 from steplab.kernels import experts as experts_op
 from steplab.kernels import feed_forward as feed_forward_op
@@ -20,9 +21,9 @@ SMALL = {"hidden_size": 32, "n_decoder_layers": 2, "n_head": 2, "d_ff": 64, "d_e
 SMALL |= {"seq_max_len": 64, "horizons": "1,4", "num_experts": 6}
 
 
-def mixture(recipe, **changes):
+def mixture(recipe, batch=4, **changes):
     config = find_workload("tsmoe").resolve("tiny", {**SMALL, **changes})
-    return RunSpec("tsmoe", config, "tiny", batch=4, recipe=parse_recipe(recipe))
+    return RunSpec("tsmoe", config, "tiny", batch=batch, recipe=parse_recipe(recipe))
 
 
 @pytest.fixture
@@ -48,6 +49,21 @@ def test_it_trains_and_keeps_nothing_in_fp8(here):
     lasting = [*step.model.state_dict().values(), *step.model.parameters()]
     lasting += [v for state in step.optimizer.state.values() for v in state.values()]
     assert {t.dtype for t in lasting} <= {torch.float32, torch.bfloat16, torch.int64}
+
+
+def test_it_trains_with_any_number_of_tokens(here):
+    spec = mixture(FP8, batch=3, seq_max_len=63)
+    step = assemble(spec)
+    assert step.parts.tokens == 189
+    assert step(next(micro_batches(step, spec))).loss.isfinite()
+
+
+def test_where_networks_have_no_kernels_that_is_the_reason(here, monkeypatch):
+    """Not that of the first layer in the list, which holds for few parameters."""
+    why = "needs compute capability 9.0"
+    monkeypatch.setattr("steplab.kernels.e4m3_network.refuse_widths", lambda *x: why)
+    with pytest.raises(Unsupported, match=rf"would gain by fp8 \(fp8 {why}\)"):
+        assemble(mixture(FP8))
 
 
 def fp8_ops():

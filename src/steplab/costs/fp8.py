@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 from steplab.hardware.catalog import Card
 
-# Shares of the dense peaks that products of a width of 768 to 3,072 reach on an H200: 714 of 989
-# TFLOP/s in bf16, 1,130 to 1,230 of 1,979 in fp8.
-BF16_SHARE, FP8_SHARE = 0.72, 0.6
+# On an H200, three products of a Linear in fp8 saved 8.2 ns a token at 768 x 3072 (65,536 tokens)
+# and 8.1 us in the 336 Linears of gpt xl (1600 x 1600 and 1600 x 6400). Both are what products save
+# that reach these shares of the dense peaks, less ROW_SHORTFALL bytes for each input and output of
+# a layer: narrow products do not reach them.
+BF16_SHARE, FP8_SHARE = 0.7, 0.79
+ROW_SHORTFALL = 3.4
+# Rounding by torchao in gpt xl took 26 ms with 4,096 tokens and 76 with 16,384: a number of a row
+# is read for the largest of its tensor, read again, written, and once more for the product that
+# wants it transposed; so is a weight, in the forward and in the backward.
+ROW_CASTS, WEIGHT_CASTS = 9.4, 19.4  # bytes
+PRODUCTS = 3  # forward, dx and dw
 BANDWIDTH_SHARE = 0.85
 H200 = (989.4, 1978.9, 4800.0)  # TFLOP/s in bf16 and fp8, GB/s: for cards that are not known
 
 
-# torchao's Linear: forward, dx and dw. A number is read for the largest of its tensor, read again
-# and written, and once more for the product that wants it transposed. Measured: 66.8 ms for the
-# inputs, outputs and gradients of the 336 Linears of gpt xl at 16,384 tokens, which is 9.4 bytes
-# for each input and output of a layer at the bandwidth above.
-PRODUCTS, CAST_BYTES = 3, 9.4
+def gain(inputs: int, outputs: int, tokens: int, card: Card | None) -> float:
+    """Return the time that fp8 saves in the products of a Linear, over what it costs.
 
-
-def gain(inputs: int, outputs: int, card: Card | None) -> float:
-    """Return the time that fp8 saves in the products of a Linear, over that of its casts.
-
-    Both grow with the rows, so these do not matter; the cast of the weight is left out. 0 for a
-    card without fp8.
+    All but the cast of the weight grows with the tokens of a micro-batch. 0 of these: nobody knows
+    how many, and many are assumed. 0 is returned for a card without fp8.
     """
     rates = _rates(card)
     if rates is None:
         return 0.0
     bf16_rate, fp8_rate, bandwidth = rates
-    saved = 1 / bf16_rate - 1 / fp8_rate  # ps per FLOP
-    products = PRODUCTS * 2 * inputs * outputs * saved * 1e-12
-    casts = CAST_BYTES * (inputs + outputs) / (bandwidth * 1e9)
-    return products / casts
+    # Each for one token, in ps.
+    saved = PRODUCTS * 2 * inputs * outputs * (1 / bf16_rate - 1 / fp8_rate)
+    rows = (ROW_SHORTFALL + ROW_CASTS) * (inputs + outputs) / bandwidth * 1e3
+    weight = WEIGHT_CASTS * inputs * outputs / bandwidth * 1e3 / (tokens or math.inf)
+    return saved / (rows + weight)
 
 
 def saved_share(card: Card | None) -> float:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -86,12 +87,30 @@ def _emulated_linear(linear: nn.Linear, stretch: float, x: Tensor) -> Tensor:
     return (y if linear.bias is None else y + linear.bias).to(x.dtype)
 
 
-def plan_linears(model: nn.Module, device: torch.device) -> dict[str, str]:
+def plan_layers(model: nn.Module, device: torch.device, tokens: int = 0) -> dict[str, str]:
+    """Return every layer that fp8 could take by name, with why it stays in bf16; "" for others.
+
+    These are Linears, networks of a mixture, and stacks of matrices. `tokens` are those of a
+    micro-batch; 0: nobody knows.
+    """
+    linears = plan_linears(model, device, tokens)
+    return {**linears, **plan_own_layers(model, device), **plan_stacks(model)}
+
+
+def main_reason(model: nn.Module, plan: Mapping[str, str]) -> str:
+    """Return the reason that keeps the most parameters of a plan in bf16."""
+    parameters: Counter[str] = Counter()
+    for name, reason in plan.items():
+        parameters[reason] += sum(p.numel() for p in model.get_submodule(name).parameters())
+    return max(parameters, key=parameters.__getitem__, default="there is none")
+
+
+def plan_linears(model: nn.Module, device: torch.device, tokens: int = 0) -> dict[str, str]:
     """Return every Linear of a model by name, with why it stays in bf16; "" for those that gain.
 
     Layers at the ends of a model (the first and the last one, unless they are part of a repeated
     block) see inputs and make outputs whose errors nothing evens out. What is inside a network of a
-    mixture is not among them.
+    mixture is not among them: the network reads its weights and never calls it.
     """
     own = {name for name, _ in _own_layers(model)}
     inside = tuple(f"{name}." for name in own)
@@ -102,23 +121,30 @@ def plan_linears(model: nn.Module, device: torch.device) -> dict[str, str]:
     ]
     ends = {names[0], names[-1]} - set(_in_blocks(model)) if names else set()
     card = find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return {name: _reason_to_stay(model.get_submodule(name), name in ends, card) for name in names}
+    return {
+        name: _reason_to_stay(model.get_submodule(name), name in ends, tokens, card)
+        for name in names
+    }
 
 
 def plan_stacks(model: nn.Module) -> dict[str, str]:
     """Return the modules of a stranger that hold matrices in a stack, all of which stay in bf16.
 
-    So experts for torch._grouped_mm are kept. For their weight gradients the units need groups of
-    16 rows and no empty one, which the placement of rows in that model would have to see to;
-    torchao leaves that to it as well (`prototype.moe_training`).
+    So experts for torch._grouped_mm are kept. A function mode around them could put a product in
+    fp8 in its place, but Dynamo (torch 2.13) calls that op without asking the mode. Stacks with
+    other widths than the units take are something else: taps of a convolution, averages.
     """
-    why = "it is a stack of matrices: a grouped product would need groups of 16 rows, none empty"
+    why = "it is a stack of matrices, whose grouped products cannot be replaced in compiled code"
     return {
         name: why
         for name, module in model.named_modules()
         if not isinstance(module, OwnLayer | nn.modules.conv._ConvNd)
-        and any(p.ndim == 3 and min(p.shape) > 1 for p in module.parameters(recurse=False))
+        and any(_is_stack(p) for p in module.parameters(recurse=False))
     }
+
+
+def _is_stack(weight: Tensor) -> bool:
+    return weight.ndim == 3 and len(weight) > 1 and not any(n % MULTIPLE for n in weight.shape[1:])
 
 
 def plan_own_layers(model: nn.Module, device: torch.device) -> dict[str, str]:
@@ -152,10 +178,14 @@ def _tokens(w_DF: Tensor, device: torch.device) -> Tensor:
     return torch.empty(MULTIPLE, w_DF.shape[0], dtype=torch.bfloat16, device=device)
 
 
-def convert_own_layers(model: nn.Module, names: Collection[str]) -> None:
+def convert_layers(model: nn.Module, names: Collection[str]) -> None:
     """Let these layers multiply in fp8."""
-    for name in names:
+    own = {name for name, _ in _own_layers(model)}.intersection(names)
+    for name in own:
         model.get_submodule(name).impl = FP8  # type: ignore[assignment]
+    linears = [name for name in names if name not in own]
+    if linears:
+        convert_linears(model, linears)
 
 
 def _emulated_experts(
@@ -198,15 +228,17 @@ def _in_blocks(model: nn.Module) -> Iterator[str]:
             yield from (f"{name}.{inner}".strip(".") for inner, _ in module.named_modules())
 
 
-def _reason_to_stay(linear: nn.Module, at_the_end: bool, card: Card | None) -> str:
+def _reason_to_stay(linear: nn.Module, at_the_end: bool, tokens: int, card: Card | None) -> str:
     if type(linear) is not nn.Linear or nn.utils.parametrize.is_parametrized(linear):
         return "it is no plain nn.Linear"
     if at_the_end:
         return "it is the first or the last layer"
     if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
         return f"its {linear.in_features} x {linear.out_features} are no multiples of {MULTIPLE}"
-    if gain(linear.in_features, linear.out_features, card) <= 1:
-        return f"casting would take longer than {linear.in_features} x {linear.out_features} gain"
+    if gain(linear.in_features, linear.out_features, tokens, card) <= 1:
+        at = f" with {tokens:,} tokens" if tokens else ""
+        shape = f"{linear.in_features} x {linear.out_features}"
+        return f"casting would take longer than {shape} gain{at}"
     return PAYS
 
 
@@ -238,11 +270,13 @@ def convert_linears(model: nn.Module, names: Collection[str], emulate: bool = Fa
     # One scale for each tensor is torchao's default; its e5m2 for gradients is not taken: scales
     # are found anew at each call, so a bit of precision is worth more than the longer range. Fast
     # sums (14 bits) for the forward and the input's gradient. Not for the weight's: it sums over
-    # all tokens, and what is lost grows with the number of terms.
+    # all tokens, and what is lost grows with the number of terms. That sum has to be padded where
+    # the tokens are no multiple of 16; compilers leave out a padding by nothing.
     config = Float8LinearConfig(
         cast_config_grad_output=CastConfig(target_dtype=E4M3),
         gemm_config_grad_input=Float8GemmConfig(use_fast_accum=True),
         round_scales_to_power_of_2=True,
+        pad_inner_dim=True,
         emulate=emulate,
     )
     convert_to_float8_training(

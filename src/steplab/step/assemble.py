@@ -24,8 +24,11 @@ from steplab.workloads.user_model import UserWorkload
 from steplab.workloads.workload import Workload, find_workload
 
 
-def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
-    """Return the Step that `spec` describes, on its device, ready for its first call."""
+def assemble(spec: RunSpec, workload: Workload | None = None, chosen_batch: int = 0) -> Step:
+    """Return the Step that `spec` describes, on its device, ready for its first call.
+
+    `chosen_batch`: the batch for which techniques choose layers, where it is not that of `spec`.
+    """
     check_recipe(spec.recipe)
     check_ranks(spec)
     device = find_device(spec.device)
@@ -33,7 +36,10 @@ def assemble(spec: RunSpec, workload: Workload | None = None) -> Step:
     workload = workload or find_workload(spec.workload, spec.source).open(spec.config)
     with torch.device(device):
         model = workload.model()
-    return build_step(workload, model, device, spec.recipe, spec.mode, spec.clip)
+    tokens = workload.tokens(chosen_batch or spec.batch)
+    if isinstance(workload, UserWorkload) and workload.tokens(1) == 1:
+        tokens = 0  # a sample may have any number of rows
+    return build_step(workload, model, device, spec.recipe, spec.mode, spec.clip, tokens)
 
 
 def build_step(
@@ -43,8 +49,11 @@ def build_step(
     recipe: Recipe,
     mode: Mode,
     clip: float,
+    tokens: int = 0,
 ) -> Step:
     """Apply a checked recipe to a model on its device and return the Step.
+
+    `tokens`: of a micro-batch; 0: nobody knows.
 
     Global torch settings that techniques touch are reset first, so that one step cannot leak into
     the next.
@@ -55,7 +64,7 @@ def build_step(
     torch._functorch.config.activation_memory_budget = 1.0
     torch._functorch.config.ban_recompute_materialized_backward = True
     torch._functorch.config.enable_autograd_cache = True
-    parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False))
+    parts = StepParts(model, device, torch.amp.GradScaler(device.type, enabled=False), tokens)
     chosen = [(technique(name), settings) for name, settings in recipe.techniques.items()]
     for found, settings in sorted(chosen, key=lambda pair: pair[0].stage):
         found.apply(parts, settings)

@@ -98,19 +98,14 @@ class Precision(Technique):
         from steplab.modules import fp8
 
         fp8.refuse_device(parts.device)
-        linears = fp8.plan_linears(parts.model, parts.device)
-        own_layers = fp8.plan_own_layers(parts.model, parts.device)
-        parts.fp8_linears = {**linears, **own_layers, **fp8.plan_stacks(parts.model)}
-        chosen = [name for name, reason in linears.items() if reason == fp8.PAYS]
-        chosen_own = [name for name, reason in own_layers.items() if reason == fp8.PAYS]
-        if not chosen and not chosen_own:
-            why = next(iter(parts.fp8_linears.values()), "there is none")
+        parts.fp8_linears = fp8.plan_layers(parts.model, parts.device, parts.tokens)
+        chosen = [name for name, reason in parts.fp8_linears.items() if reason == fp8.PAYS]
+        if not chosen:
+            why = fp8.main_reason(parts.model, parts.fp8_linears)
             raise Unsupported(
                 f"No layer of this model would gain by fp8 ({why}).", "Use precision=bf16."
             )
-        fp8.convert_own_layers(parts.model, chosen_own)
-        if chosen:
-            fp8.convert_linears(parts.model, chosen)
+        fp8.convert_layers(parts.model, chosen)
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
         """bf16 weights need an optimizer that keeps them in fp32 too; none of torch's does."""
@@ -165,7 +160,8 @@ class Precision(Technique):
         elif not is_allowed:
             refusal = f"rounds the factors of products to 8 bits, so only with --allow {FP8}"
         saved = saved_share(context.card)
-        reason = f"products in fp8 take {1 - saved:.0%} of their time in bf16".replace("%", " %")
+        least = f"{1 - saved:.0%}".replace("%", " %")
+        reason = f"products in fp8 take {least} of their time in bf16 at best"
         savings = {"kind:matmul bf16": saved}
         return [Suggestion({"dtype": dtype}, savings, refusal=refusal, reason=reason)]
 

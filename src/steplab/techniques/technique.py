@@ -43,6 +43,7 @@ class StepParts:
     model: nn.Module
     device: torch.device
     scaler: torch.amp.GradScaler  # disabled until fp16 asks for it
+    tokens: int = 0  # of a micro-batch; 0: nobody knows
     forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None

@@ -99,9 +99,11 @@ class Candidate:
             spec = at_shape(self.spec, shape)
             progress(f"comparing with the truth {shape.words}")
             try:
-                self._judge(snapshot_without_dropout(spec, shape.rate), shape)
+                chosen = shape.chosen_batch
+                snapshot = snapshot_without_dropout(spec, shape.rate, chosen_batch=chosen)
+                self._judge(snapshot, shape)
                 if shape.apart and not self._is_measured(shape):
-                    self._check_draws(assemble(spec), spec, shape)
+                    self._check_draws(assemble(spec, chosen_batch=chosen), spec, shape)
             finally:
                 clean_up()
 
@@ -116,7 +118,7 @@ class Candidate:
             return
         spec = at_shape(self.spec, self.shapes[0])
         try:
-            step = assemble(spec)
+            step = assemble(spec, chosen_batch=self.shapes[0].chosen_batch)
             in_range = check_fp8_range(step, next(micro_batches(step, spec))[0])
         finally:
             clean_up()

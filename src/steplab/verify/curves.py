@@ -27,7 +27,7 @@ def check_curves(spec: RunSpec, folder: Path) -> tuple[Check, ...]:
     forms = forms_of_truth(shape_of_curves(spec))
     here = replace(forms[0].spec, recipe=alone(spec.recipe))
     try:
-        found = snapshot_without_dropout(here, curves=True)
+        found = snapshot_without_dropout(here, curves=True, chosen_batch=spec.batch)
     finally:
         clean_up()
     for shape in forms:

@@ -207,9 +207,11 @@ def _row_error(found: Tensor, true: Tensor) -> float:
 def check_fp8_range(step: Step, batch: Any) -> Check:
     """Count what e4m3 could not hold of all that one step rounds; the step has not run yet.
 
-    With scales that are found anew, nothing that is finite can be too large. Flushed to zero is
-    what is some 100,000 times smaller than the largest with which it shares its scale; how much of
-    that is harmless, the checks of the step as a whole tell.
+    With scales that are found anew, nothing that is finite can be too large. What torchao's Linears
+    round is rounded beside them, by a scale that fits as torchao's own does (the largest is scaled
+    to between 224 and 448): there nothing but an infinite number saturates. Flushed to zero is what
+    is some 100,000 times smaller than the largest with which it shares its scale; how much of that
+    is harmless, the checks of the step as a whole tell.
     """
     eager = torch.compiler.set_stance("force_eager")
     with counting() as counts, _counted_linears(step.parts), eager:

@@ -23,8 +23,7 @@ from steplab.modules.adam_8bit import round_moments, rounded_parameters
 from steplab.modules.fp8 import (
     PAYS,
     emulate_layers,
-    plan_linears,
-    plan_own_layers,
+    plan_layers,
 )
 from steplab.step.assemble import assemble, micro_batches
 from steplab.step.failures import error_sentence, is_out_of_memory
@@ -163,7 +162,7 @@ def compute_reference(shape: GateShape, name: str) -> NumericsSnapshot:
 
 def _plain_snapshot(shape: GateShape, name: str) -> NumericsSnapshot:
     spec, rate, curves = shape.spec, shape.rate, shape.curves
-    step = step_without_dropout(replace(spec, recipe=PLAIN))
+    step = step_without_dropout(replace(spec, recipe=PLAIN), shape.chosen_batch)
     dtype, _, how = name.partition("-")
     if how in (UP, DOWN):
         shake_weights(step, 1 if how == UP else -1)
@@ -203,10 +202,9 @@ def _round_layers_to_fp8(step: Step, widened: bool, stretch: float) -> None:
     """Round the operands of the layers for which the technique chooses fp8, as it does."""
     if widened:  # the fp64 beside each operator would not be rounded
         raise Unsupported("fp8 is judged only for models that run in fp64.")
-    for plan in (plan_linears, plan_own_layers):
-        reasons = plan(step.model, step.parts.device)
-        names = [name for name, reason in reasons.items() if reason == PAYS]
-        emulate_layers(step.model, names, stretch)
+    reasons = plan_layers(step.model, step.parts.device, step.parts.tokens)
+    names = [name for name, reason in reasons.items() if reason == PAYS]
+    emulate_layers(step.model, names, stretch)
 
 
 def shake_weights(step: Step, sign: int) -> None:
@@ -235,20 +233,21 @@ def _lower_precision(step: Step, dtype: str) -> None:
         step.parts.scaler = torch.amp.GradScaler(kind)
 
 
-def step_without_dropout(spec: RunSpec) -> Step:
+def step_without_dropout(spec: RunSpec, chosen_batch: int = 0) -> Step:
     """Return a step whose dropout is off: implementations draw different random numbers."""
-    step = assemble(spec)
+    step = assemble(spec, chosen_batch=chosen_batch)
     for module, name in find_dropout(step.model):
         setattr(module, name, 0.0)
     return step
 
 
 def snapshot_without_dropout(
-    spec: RunSpec, rate: float = 1.0, curves: bool = False
+    spec: RunSpec, rate: float = 1.0, curves: bool = False, chosen_batch: int = 0
 ) -> NumericsSnapshot:
     """Return what the recipe of `spec` computes when nothing is dropped."""
     with dropout_off():
-        return take_snapshot(step_without_dropout(spec), spec, rate, curves=curves)
+        step = step_without_dropout(spec, chosen_batch)
+        return take_snapshot(step, spec, rate, curves=curves)
 
 
 def find_dropout(model: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -304,7 +303,7 @@ def dry_run(spec: RunSpec, shape: GateShape) -> str:
     """
     here = replace(shape.spec, recipe=alone(spec.recipe))
     try:
-        step = assemble(here)
+        step = assemble(here, chosen_batch=shape.chosen_batch)
         forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])
         parts = step.parts
         return rounding_name(parts.matmul_dtype, bool(parts.master_weights), parts.state_format)

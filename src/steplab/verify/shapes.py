@@ -51,6 +51,7 @@ class GateShape:
     narrow: bool = False  # fp32 is the truth: not even its operators run in fp64, or do not fit
     extra: bool = False  # beside another one, and left out where it cannot tell
     left_out: str = ""  # why this one is
+    chosen_batch: int = 0  # of the measured step, for which fp8 chooses layers; 0: that of `spec`
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9-]+", self.name):  # a path would lead out of the folder
@@ -67,14 +68,14 @@ def shapes_to_try(spec: RunSpec) -> list[GateShape]:
     shapes = [GateShape("own", "", plain)]
     if spec.batch > 1 or spec.accumulate > 1:
         single = replace(plain, batch=1, accumulate=spec.ranks)
-        shapes.append(GateShape("single", "at batch 1", single))
+        shapes.append(GateShape("single", "at batch 1", single, chosen_batch=spec.batch))
     entry = find_workload(spec.workload, spec.source)
     if entry.cpu_preset and entry.cpu_preset != spec.size:
         config = entry.resolve(entry.cpu_preset, {})
         small = replace(plain, size=entry.cpu_preset, config=config, accumulate=spec.ranks)
         small = replace(small, batch=min(spec.batch, 4))
         words = f"at size {entry.cpu_preset}, batch {small.batch}"
-        shapes.append(GateShape("small", words, small))
+        shapes.append(GateShape("small", words, small, chosen_batch=spec.batch))
     return shapes
 
 
@@ -84,7 +85,8 @@ def shape_of_curves(spec: RunSpec) -> GateShape:
     batch = min(spec.batch, 2)
     small = replace(small, batch=batch, accumulate=1, mode="full")
     at = f"at size {small.size}, batch {batch}" if small.size else f"at batch {batch}"
-    return GateShape("curves", f"{at}, over {CURVE_STEPS} steps", small, apart=True, curves=True)
+    words = f"{at}, over {CURVE_STEPS} steps"
+    return GateShape("curves", words, small, apart=True, curves=True, chosen_batch=spec.batch)
 
 
 def one_process(spec: RunSpec) -> RunSpec:
@@ -102,8 +104,8 @@ def at_shape(spec: RunSpec, shape: GateShape) -> RunSpec:
 def with_batch(shape: GateShape, batch: int) -> GateShape:
     """Return the same shape with another batch size."""
     words = f"at batch {batch}" if not shape.words else f"{shape.words}, then batch {batch}"
-    spec = replace(shape.spec, batch=batch)
-    return replace(shape, name=f"{shape.name}-{batch}", words=words, spec=spec)
+    spec, chosen = replace(shape.spec, batch=batch), shape.chosen_batch or shape.spec.batch
+    return replace(shape, name=f"{shape.name}-{batch}", words=words, spec=spec, chosen_batch=chosen)
 
 
 def without_dropout(shape: GateShape) -> GateShape:

@@ -1,4 +1,7 @@
-"""Like `fused`, with every product in e4m3: rows rounded by the passes that touch them anyway."""
+"""Like `fused`, with every product in e4m3: rows rounded by the passes that touch them anyway.
+
+The units sum weight gradients over multiples of 16 rows, so others are followed by rows of zeros.
+"""
 
 # T rows, D width, F inner width
 from __future__ import annotations
@@ -6,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from steplab.kernels import e4m3_network
@@ -22,19 +26,22 @@ def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
     """Return why it cannot run, or ""."""
     if x_TD.ndim != 2:
         return f"needs rows of one matrix, not {x_TD.ndim} axes"
-    if x_TD.shape[0] % MULTIPLE:
-        return f"needs rows in multiples of {MULTIPLE}, not {x_TD.shape[0]}"
     gated = w_in_FD.shape[0] != w_out_DF.shape[1]
-    D, F = w_out_DF.shape
-    return refuse_device(x_TD) or e4m3_network.refuse(x_TD, D, F, "swiglu" if gated else "gelu")
+    activation = "swiglu" if gated else "gelu"
+    return refuse_device(x_TD) or e4m3_network.refuse(x_TD, *w_out_DF.shape, activation)
 
 
 def feed_forward(
     x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor, activation: str, weights_T1: Tensor | None
 ) -> Tensor:
     """Return (T, D)."""
+    rows = x_TD.shape[0]
+    missing = -rows % MULTIPLE
+    if missing:
+        x_TD = F.pad(x_TD, (0, 0, 0, missing))
+        weights_T1 = None if weights_T1 is None else F.pad(weights_T1, (0, 0, 0, missing))
     out_TD: Tensor = feed_forward_fp8(x_TD, w_in_FD, w_out_DF, weights_T1)[0]
-    return out_TD
+    return out_TD[:rows] if missing else out_TD
 
 
 @torch.library.custom_op("steplab::feed_forward_fp8", mutates_args=())
