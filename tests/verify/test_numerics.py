@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from steplab.core import RunSpec
 from steplab.core.errors import UserError
 from steplab.step.assemble import assemble
 from steplab.step.graph import graph_step
@@ -20,7 +21,9 @@ from steplab.verify.numerics import (
     take_snapshot,
 )
 from steplab.verify.shapes import GateShape
+from tests.own_models import named
 from tests.step.tape_graphs import TapeGraphs
+from tests.verify.planted import verdicts
 
 
 def test_small_tensors_are_kept_whole_and_are_copies():
@@ -94,6 +97,31 @@ def test_a_shape_is_named_by_a_plain_word(name, tiny_spec):
     """Its name is part of a file's name, and gate.json may have come from somebody else."""
     with pytest.raises(UserError, match="is no name of a shape"):
         GateShape(name, "", tiny_spec())
+
+
+WITHOUT_TENSORS = """
+import torch, steplab
+from torch import nn
+
+def make():
+    def batches(size):
+        while True:
+            yield torch.randn(size, 8)
+
+    def predict(model, x):
+        return model(x).argmax(-1).tolist()
+
+    return steplab.UserModel(nn.Linear(8, 4), batches, lambda m, x: m(x).mean(), predict=predict)
+"""
+
+
+def test_predictions_without_a_tensor_verify_nothing(tmp_path):
+    (tmp_path / "own.py").write_text(WITHOUT_TENSORS)
+    spec = RunSpec(named(f"{tmp_path / 'own.py'}:make"), {}, mode="infer")
+    found = verdicts(spec)
+    nothing = "unverified: nothing that the model predicts is a tensor"
+    assert found == {"outputs": (False, nothing)}
+    assert all(passed for passed, _ in verdicts(replace(spec, mode="full")).values())
 
 
 def test_predictions_are_those_of_the_graph_that_is_replayed(tiny_spec):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from steplab.verify.numerics import (
     BUFFERS,
+    CHOICES,
     SKETCH_SIZE,
     STEPS,
     NumericsSnapshot,
@@ -76,6 +77,8 @@ class Truth:
         self.unit = {n: float(t.norm()) or 1.0 for n, t in members.items()}
         self.unit = self.unit if group == BUFFERS else dict.fromkeys(members, 1.0)
         self.norms = {n: float(t.norm()) / self.unit[n] for n, t in members.items()}
+        if group == CHOICES:  # each is a point on a circle: how many there are
+            self.norms = {n: norm**2 for n, norm in self.norms.items()}
         self.whole = max(math.hypot(*self.norms.values()), TINY)
 
     @property
@@ -84,7 +87,7 @@ class Truth:
 
         Losses and buffers are summed in fp32 whatever is multiplied.
         """
-        if self.group == "weights":
+        if self.group in ("weights", CHOICES):
             return 0.0
         return unit_roundoff(PLAIN_DTYPE if self.group in ("loss", BUFFERS) else self.dtype)
 
@@ -98,9 +101,15 @@ class Truth:
         return max(self.norms[name], self.noise)
 
     def errors(self, snapshot: NumericsSnapshot) -> dict[str, float]:
-        """Return the relative error of every tensor of a snapshot, and of all together."""
+        """Return the relative error of every tensor of a snapshot, and of all together.
+
+        That of choices is the share that is unequal, counting one more than there are: who saw none
+        flip in so few does not know that none does.
+        """
         found, true = snapshot.groups[self.group], self.snapshot.groups[self.group]
         off = {n: distance(found[n], true[n]) / self.unit[n] for n in true}
+        if self.group == CHOICES:
+            off = {n: apart**2 / 2 + 1 for n, apart in off.items()}
         errors = {n: off[n] / self.scale(n) for n in true}
         return {**errors, WHOLE: math.hypot(*off.values()) / self.whole}
 

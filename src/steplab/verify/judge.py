@@ -15,13 +15,15 @@ from torch import Tensor
 from steplab.core.ladder import BIT_EQUAL, WITHIN_ROUNDING, Check
 from steplab.verify.budgets import disagreement, errors_of, worst
 from steplab.verify.lost_signs import lost_signs, without_lost
-from steplab.verify.numerics import BUFFERS, STATE, NumericsSnapshot
+from steplab.verify.numerics import BUFFERS, CHOICES, OUTPUTS, STATE, NumericsSnapshot
 from steplab.verify.ranks import check_agreement
 
 # A tensor that could be zero and still be within its budget cannot be judged. Such tensors (noise
 # whose true value is zero, for example) may hold this share of their group's norm.
 MAX_UNDECIDED = 0.05
-GROUPS = ("weights", "outputs", "loss", "gradients", "update", BUFFERS)
+GROUPS = ("weights", OUTPUTS, CHOICES, "loss", "gradients", "update", BUFFERS)
+# One of these must hold something: a step that only weights were compared of is not verified.
+RESULTS = (OUTPUTS, CHOICES, "loss", "losses")
 
 
 def judge(
@@ -37,6 +39,9 @@ def judge(
     other = _other_batch(candidate, truth)
     if other:
         return (Check(f"data {where}".strip(), False, f"unverified: {other}"),)
+    if not any(truth.groups.get(group) for group in RESULTS):
+        nothing = "unverified: nothing that the model predicts is a tensor"
+        return (Check(f"{OUTPUTS} {where}".strip(), False, nothing),)
     candidate, truth, *peers = _with_all_state((candidate, truth, *peers))
     lost = lost_signs(peers, truth)
     found, *others = (without_lost(one, lost, truth) for one in (candidate, *peers))
@@ -69,7 +74,7 @@ def _with_all_state(snapshots: Sequence[NumericsSnapshot]) -> list[NumericsSnaps
 def _in_order(truth: NumericsSnapshot) -> list[str]:
     """Return the groups that are compared: first those that every step has, by GROUPS."""
     rest = sorted(truth.groups.keys() - {*GROUPS, "batches"})
-    return [*(group for group in GROUPS if group in truth.groups), *rest]
+    return [group for group in (*GROUPS, *rest) if truth.groups.get(group)]
 
 
 def _other_batch(candidate: NumericsSnapshot, truth: NumericsSnapshot) -> str:

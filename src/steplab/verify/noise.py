@@ -113,29 +113,33 @@ def _normal_around(
 
 
 def _bernoulli(p: Tensor, *_: Any, **__: Any) -> Tensor:
-    return (_hashed(p.numel(), p.device) < p.flatten()).reshape(p.shape).to(p.dtype)
+    return (_flat_uniform(p.shape, p.device) < p.flatten()).reshape(p.shape).to(p.dtype)
 
 
 def _uniform(shape: Any, device: Any) -> Tensor:
-    return _hashed(math.prod(shape), device).reshape(shape)
+    return _flat_uniform(shape, device).reshape(shape)
 
 
 def _normal(shape: Any, device: Any) -> Tensor:
-    flat = torch.erfinv(2 * _hashed(math.prod(shape), device) - 1) * math.sqrt(2)
-    return flat.reshape(shape)
+    return (torch.erfinv(2 * _flat_uniform(shape, device) - 1) * math.sqrt(2)).reshape(shape)
 
 
-def _hashed(count: int, device: Any) -> Tensor:
-    """Return numbers between 0 and 1 in fp64: an integer hash of each index, exact everywhere.
+def _flat_uniform(shape: Any, device: Any) -> Tensor:
+    """Return the numbers of a shape in one dimension, by their index.
 
     They get their shape last: a peer that rounds the stream (`RoundedStream`) leaves one dimension
     alone. Rounded to bf16, one in 512 would be 1, and normal noise infinite.
     """
-    hashed = torch.arange(count, device=device) + 1
+    return hashed(torch.arange(math.prod(shape), device=device) + 1)
+
+
+def hashed(integers: Tensor) -> Tensor:
+    """Return a number between 0 and 1 in fp64 for each integer: a hash, exact everywhere."""
+    bits = integers % BITS
     for multiplier in MULTIPLIERS:
-        hashed = (hashed * multiplier) % BITS
-        hashed = hashed ^ (hashed >> 16)
-    return (hashed.double() + 0.5) / BITS
+        bits = (bits * multiplier) % BITS
+        bits = bits ^ (bits >> 16)
+    return (bits.double() + 0.5) / BITS
 
 
 def _size(size: tuple[Any, ...], how: Mapping[str, Any]) -> Any:

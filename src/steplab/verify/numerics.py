@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from steplab.modules.optimizer import MASTER, master_weight, numbers_of
 from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
-from steplab.verify.noise import fixed_noise, seed_all
+from steplab.verify.noise import fixed_noise, hashed, seed_all
 from steplab.verify.ranks import checksum, gather, held_bits, rank_count, state_of
 from steplab.verify.shapes import CURVE_STEPS, TRUTH, references_of, rounding_name
 
@@ -43,6 +44,7 @@ SKETCH_SIZE = 4096
 _SEED = 20_011
 # Of a snapshot in a file, beside its groups.
 PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits", "exact")
+OUTPUTS, CHOICES = "outputs", "choices"
 BUFFERS = "buffers"
 STATE = "optimizer"  # begins the name of a group of the optimizer's state
 # Of the significand, the hidden one included. Products of fp8 numbers give bf16 ones.
@@ -54,11 +56,11 @@ class NumericsSnapshot:
     """Sketches in fp64 on the CPU. `first_seconds` is the first step's time, compilation included.
 
     Groups by name: "weights" (as assembled), "outputs" (predictions, and each metric over all
-    steps), "loss" (one per step), "gradients" (of each parameter, in each gradient step), "update"
-    (how far each parameter has moved after all steps), "batches" (each micro-batch that was fed),
-    "buffers", and one group for each key of the optimizer's state. Where several ranks share the
-    step, this is what they have together. Over many steps: "losses" and "moves" (of all
-    parameters), by quarters.
+    steps), "choices" (predictions that are integers or booleans), "loss" (one per step),
+    "gradients" (of each parameter, in each gradient step), "update" (how far each parameter has
+    moved after all steps), "batches" (each micro-batch that was fed), "buffers", and one group for
+    each key of the optimizer's state. Where several ranks share the step, this is what they have
+    together. Over many steps: "losses" and "moves" (of all parameters), by quarters.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -170,7 +172,7 @@ def _longest_sum(batches: list[Any]) -> int:
 
 
 def _infer(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]) -> float:
-    """Run the steps and add "outputs"; return the seconds of the first one.
+    """Run the steps and add "outputs" and "choices"; return the seconds of the first one.
 
     A step returns no predictions, so they are taken from its forward pass. A graph that is replayed
     runs no Python, but writes to the tensors that the pass returned when it was captured.
@@ -183,29 +185,34 @@ def _infer(step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]])
         return found[-1]
 
     step.forward = keeping
-    outputs = groups.setdefault("outputs", {})
+    outputs = groups.setdefault(OUTPUTS, {})
+    choices: dict[str, list[Tensor]] = {}
     seconds = 0.0
     try:
         for number, batch in enumerate(batches):
             start = perf_counter()
             step(batch)
             del found[: -len(batch)]
-            for index, sketched in enumerate(_floats(found)):
-                outputs[f"prediction {index} in step {number}"] = sketched
+            for name, x in _named_tensors(found):
+                if _is_choice(x):
+                    choices.setdefault(name, []).append(_sketch_choices(x))
+                else:
+                    outputs[f"{name} in step {number}"] = sketch(x)
             seconds = seconds or perf_counter() - start
     finally:
         step.forward = forward
+    groups[CHOICES] = {name: torch.cat(parts) for name, parts in choices.items()}
     return seconds
 
 
 def _train(
     step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]], gradients: Gradients
 ) -> float:
-    """Run the steps and add "outputs" and "loss"; return the seconds of the first one."""
+    """Run the steps and add their results; return the seconds of the first one."""
     losses: list[Tensor] = []
     metrics: dict[str, list[Tensor]] = {}
     start, seconds = perf_counter(), 0.0
-    groups["outputs"] = _predictions(step, batches[0][0])
+    groups |= _predictions(step, batches[0][0])
     for number, batch in enumerate(batches):
         if number < GRADIENT_STEPS:
             with gradients.watched(number):
@@ -215,10 +222,9 @@ def _train(
         losses.append(output.loss.detach().double().cpu())
         seconds = seconds or perf_counter() - start
         for name, metric in output.metrics.items():
-            if metric.is_floating_point():
-                metrics.setdefault(name, []).append(sketch(metric))
+            metrics.setdefault(name, []).append(sketch(metric))
     # All steps of a metric together: one that counts, as an accuracy does, jumps in a single one.
-    groups["outputs"] |= {name: torch.cat(found) for name, found in metrics.items()}
+    groups[OUTPUTS] |= {name: torch.cat(found) for name, found in metrics.items()}
     groups["loss"] = {f"step {number}": loss for number, loss in enumerate(losses)}
     return seconds
 
@@ -276,19 +282,39 @@ class Gradients:
             self.bits[key] = checksum(gradient)
 
 
-def _predictions(step: Step, batch: Any) -> dict[str, Tensor]:
+def _predictions(step: Step, batch: Any) -> dict[str, dict[str, Tensor]]:
     """Sketch what the model predicts in training, by the code that trains it.
 
     That is compiled for gradients: without them it would be compiled once more.
     """
     with step.parts.forward_context():
-        found = step.workload.predict(step.model, batch)
-    return {f"prediction {n}": s for n, s in enumerate(_floats(found))}
+        found = list(_named_tensors(step.workload.predict(step.model, batch)))
+    return {
+        OUTPUTS: {name: sketch(x) for name, x in found if not _is_choice(x)},
+        CHOICES: {name: _sketch_choices(x) for name, x in found if _is_choice(x)},
+    }
 
 
-def _floats(tree: Any) -> list[Tensor]:
-    leaves = tree_leaves(tree)
-    return [sketch(x) for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+def _named_tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    yield from ((f"prediction {index}", leaf) for index, leaf in enumerate(leaves))
+
+
+def _is_choice(x: Tensor) -> bool:
+    """Whether a tensor holds no amounts but ids or answers, which are equal or not.
+
+    A single integer is a count.
+    """
+    return x.ndim > 0 and not (x.is_floating_point() or x.is_complex())
+
+
+def _sketch_choices(x: Tensor) -> Tensor:
+    """Sketch points on a circle, one for each value: any two that differ are far apart.
+
+    The squares of their distances are 2 on average, so their sum counts what is unequal.
+    """
+    angle = 2 * math.pi * hashed(x.detach().long())
+    return sketch(torch.polar(torch.ones_like(angle), angle))
 
 
 def _sketch_batches(step: Step, steps: list[Any]) -> dict[str, Tensor]:

@@ -108,7 +108,10 @@ LIES = [
     technique("truncated_experts", "moe_with_ties", "gradients", "experts"),
     technique("wrong_every_fifth_time", "two_losses", "update", "trunk.0"),
     technique("first_result_forever", "plain_mlp", "outputs", "prediction 0 in step", mode="infer"),
+    technique("other_ids", "token_ids", "choices", "prediction 0", mode="infer"),
+    technique("first_result_forever", "token_ids", "choices", "prediction 0", mode="infer"),
     technique("frozen_metrics", "counted", "outputs", "accuracy"),
+    technique("frozen_metrics", "hits", "outputs", "right"),
     technique("scaled_logits", "padded", "outputs", "prediction 0"),
     technique("bf16_loss", "tied_weights", "loss", "step"),
     technique("lost_row", "tied_weights", "gradients", "embedding.weight"),
@@ -159,6 +162,8 @@ HONEST = [
     "dropped_paths",
     "post_norm",
     "much_noise",
+    "token_ids",
+    "hits",
 ]
 BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
 NARROW = [

@@ -363,6 +363,28 @@ def plain_mlp():
     return steplab.UserModel(net, vectors(16), classify, optimizer=sgd(0.1))
 
 
+def token_ids():
+    """Predicts ids, as a model that generates does."""
+
+    def predict(model, batch):
+        return model(batch[:, :-1]).argmax(-1)
+
+    return steplab.UserModel(Language(), tokens, next_token, predict=predict)
+
+
+def hits():
+    """A metric that is an integer."""
+
+    def loss(model, batch):
+        x, target = batch
+        logits = model(x)
+        right = (logits.argmax(-1) == target).sum()
+        return steplab.StepOutput(F.cross_entropy(logits, target), {"right": right})
+
+    net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    return steplab.UserModel(net, vectors(16), loss)
+
+
 def counted():
     """Metrics beside the loss, one of which jumps when a unit flips."""
 

@@ -30,6 +30,11 @@ def test_an_honest_model_is_green(name, recipe):
     assert Case(name).red(parse_recipe(recipe)) == {}
 
 
+@pytest.mark.parametrize("recipe", ["precision=bf16", "optimizer=foreach"])
+def test_so_is_one_that_predicts_ids(recipe):
+    assert Case("token_ids", mode="infer").red(parse_recipe(recipe)) == {}
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_so_it_is_where_sums_are_taken_in_another_order(monkeypatch, name):
     plant(monkeypatch, other_order)

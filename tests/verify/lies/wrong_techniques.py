@@ -325,6 +325,11 @@ def first_result_forever(parts: StepParts) -> None:
     parts.model.forward = lambda x: kept.setdefault("y", forward(x))
 
 
+def other_ids(parts: StepParts) -> None:
+    """Scores are those of the next word: every id is wrong."""
+    parts.model.head.register_forward_hook(lambda module, args, y: y.roll(1, -1))
+
+
 def frozen_metrics(parts: StepParts) -> None:
     """A graph whose metrics are those of the step in which it was captured."""
     kept: dict[str, torch.Tensor] = {}
