@@ -148,6 +148,8 @@ def test_a_path_is_explained(tmp_path):
     assert repr(explain(path)) == repr(explain(str(path))) == repr(explain(case_of_trace(path)))
     with pytest.raises(UserError, match=r"no file .*nope\.json"):
         explain("nope.json")
+    with pytest.raises(UserError, match="takes a Run, a trace or a folder"):
+        explain(5)
 
 
 def test_a_trace_file_is_a_case(tmp_path):

@@ -2,11 +2,13 @@
 
 import contextlib
 import csv
+import ctypes
 import functools
 import importlib
 import itertools
 import re
 import time
+import warnings
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from steplab.core.errors import UserError
 from steplab.parallel.world import join_alone
 from steplab.probes import source_lines
 from steplab.probes.counters import CountersProbe, NvmlReader
+from steplab.probes.ran import LOG_ERRORS, LOG_LEVEL
 from steplab.profiling.user_loop import readable_name
 from steplab.store import Store
 from tests.probes.fake_nvml import fake_nvml
@@ -166,13 +169,38 @@ def collate(samples):
     return slow_mask(len(samples))
 
 
-def test_a_loop_that_ends_early_leaves_torch_as_it_was(store):
+def test_a_loop_that_ends_early_is_told_and_leaves_torch_as_it_was(store):
     """A loader that has no batch left raises inside a timed step."""
     untouched = dataloader._BaseDataLoaderIter.__next__
     batches = iter(dataloader.DataLoader([0] * 40, batch_size=4))
-    with pytest.raises(StopIteration):
+    with pytest.raises(UserError, match="ended after 10 of about 30") as told:
         steplab.profile(lambda: next(batches), store=store)
+    assert "itertools.count" in told.value.suggestion
     assert dataloader._BaseDataLoaderIter.__next__ is untouched
+    with pytest.raises(UserError, match="ended after 1 of about 30"):
+        steplab.profile(functools.partial(next, iter([0])), store=store)
+
+
+def test_torch_is_quiet_about_what_only_the_profiler_does(store):
+    """Memory is freed that is older than the recording, and hooks look at compiled modules."""
+    loop, levels = Loop(), set()
+    compiled = torch.compile(loop.model, backend="eager")
+    before = cpp_log_level().value
+
+    def step():
+        levels.add(cpp_log_level().value)
+        warnings.warn("the loop's own", stacklevel=1)
+        compiled(torch.ones(4, 8)).square().mean().backward()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        steplab.profile(step, store=store)
+    assert {str(one.message) for one in told} == {"the loop's own"}
+    assert levels == {before, LOG_ERRORS} and cpp_log_level().value == before
+
+
+def cpp_log_level():
+    return ctypes.c_int.in_dll(ctypes.CDLL(torch._C.__file__), LOG_LEVEL)
 
 
 def test_the_line_of_a_collate_function_that_calls_is_named_too(store):

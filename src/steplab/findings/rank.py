@@ -11,6 +11,11 @@ from steplab.findings.case import Case, case_of_folder, case_of_run, case_of_tra
 from steplab.findings.claims import settled
 from steplab.findings.findings import Findings
 
+TAKES = (
+    "steplab.explain takes a Run, a trace or a folder of traces; `steplab explain` also takes the "
+    "name of a stored Run."
+)
+
 
 def explain(subject: Case | Run | Path | str) -> Findings:
     """Return the Findings of a case, the largest gain first, notes last; print them to read them.
@@ -32,11 +37,9 @@ def _case_of(subject: Case | Run | Path | str) -> Case:
         return subject
     if isinstance(subject, Run):
         return case_of_run(subject)
+    if not isinstance(subject, (str, Path)):
+        raise UserError(f"Nothing can be explained by a {type(subject).__name__}.", TAKES)
     path = Path(subject)
     if not path.exists():
-        raise UserError(
-            f"There is no file {shorten(path)}.",
-            "steplab.explain takes a Run, a trace or a folder of traces; `steplab explain` also "
-            "takes the name of a stored Run.",
-        )
+        raise UserError(f"There is no file {shorten(path)}.", TAKES)
     return case_of_folder(path) if path.is_dir() else case_of_trace(path)

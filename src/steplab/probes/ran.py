@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ from steplab.probes.probe import Probe, Subject
 # One launch, however many kernels the graph has.
 GRAPH_LAUNCH = "hipGraphLaunch" if torch.version.hip else "cudaGraphLaunch"
 OWN_OPS = "steplab::"
+LOG_LEVEL, LOG_ERRORS = "FLAGS_caffe2_log_level", 2  # torch's own for C++, in libc10
 GLOO, NCCL = "gloo:", "nccl"  # in the names of collectives, as each library shows them
 CUDA_LAUNCHES = (
     "cudaLaunchKernel",
@@ -112,6 +115,25 @@ def quiet_profiler() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
+@contextlib.contextmanager
+def no_word_of_older_memory() -> Iterator[None]:
+    """Keep torch from logging that memory from before the profiler was freed: every step does that.
+
+    Its level is read from the environment when torch is loaded, and then only a C variable.
+    """
+    library = ctypes.CDLL(torch._C.__file__)
+    if not hasattr(library, LOG_LEVEL):  # a torch that logs by another library
+        yield
+        return
+    level = ctypes.c_int.in_dll(library, LOG_LEVEL)
+    before = level.value
+    level.value = max(before, LOG_ERRORS)
+    try:
+        yield
+    finally:
+        level.value = before
+
+
 def profiler_activities(on_cuda: bool) -> list[ProfilerActivity]:
     """Return what torch's profiler is to record of a step: the host, and the device it uses."""
     return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
@@ -126,6 +148,18 @@ class RawProfile(profile):
 
     def __init__(self, on_cuda: bool, **options: Any) -> None:
         super().__init__(activities=profiler_activities(on_cuda), acc_events=True, **options)
+
+    def __enter__(self) -> Any:
+        """Begin, without a word of memory that is older."""
+        self._quiet = no_word_of_older_memory()
+        self._quiet.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End, and let torch log as before."""
+        super().__exit__(*error)
+        self._quiet.__exit__(*error)
 
     def start_trace(self) -> None:
         """Begin to record."""

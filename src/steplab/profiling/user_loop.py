@@ -66,8 +66,8 @@ def profile(
     most, but at least `steps`), then under the profiler, `steps` times for the times of kernels
     (after one that is discarded) and, unless `detail` is False, up to 6 times for stacks, lines,
     shapes, memory and values. The Run's notes say how often it was. Whatever it raises is raised
-    here. Ranges that you open with `torch.profiler.record_function`, such as "forward", become the
-    phases.
+    here; batches that end, as a UserError. Ranges that you open with
+    `torch.profiler.record_function`, such as "forward", become the phases.
 
     The Run and its traces are saved in the folder `store` under `name` (by default the function's
     name); with None they are kept until the process ends. Either way
@@ -122,7 +122,7 @@ def _warmed_up(
     for number in range(warmup):
         progress(f"warm-up {number + 1}/{warmup}")
         began = perf_counter()
-        step_fn()
+        run_step(step_fn, done=number)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         within = int(TIMED_SECONDS / max(perf_counter() - began, 1e-9))
@@ -180,9 +180,21 @@ class UserStep:
 
     def __call__(self, micro_batches: Any) -> StepOutput:
         """Run the user's step."""
+        run_step(self.step_fn, done=self.calls)
         self.calls += 1
-        self.step_fn()
         return self.output
+
+
+def run_step(step_fn: Callable[[], object], done: int) -> None:
+    """Run the user's step after as many as are `done`; a loader that ends is told."""
+    try:
+        step_fn()
+    except StopIteration as error:
+        raise UserError(
+            f"The loop's batches ended after {done} of about 30 steps.",
+            "Let them begin again: batches = (batch for epoch in itertools.count() "
+            "for batch in loader).",
+        ) from error
 
 
 def _measure(subject: Subject, compilation: CompilationProbe, progress: Progress) -> Run:
