@@ -27,8 +27,9 @@ def refuse(x_TD: Tensor, w_in_FD: Tensor, w_out_DF: Tensor) -> str:
     if x_TD.ndim != 2:
         return f"needs rows of one matrix, not {x_TD.ndim} axes"
     gated = w_in_FD.shape[0] != w_out_DF.shape[1]
+    D, inner = w_out_DF.shape
     activation = "swiglu" if gated else "gelu"
-    return refuse_device(x_TD) or e4m3_network.refuse(x_TD, *w_out_DF.shape, activation)
+    return refuse_device(x_TD) or e4m3_network.refuse(x_TD, D, inner, activation)
 
 
 def feed_forward(
