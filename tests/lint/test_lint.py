@@ -7,7 +7,7 @@ from steplab.cli.main import main
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.lint.hazards import BRANCH, BREAK, RECOMPILES, VARIES, WAIT, Hazard, hazard_table
-from steplab.lint.lint import ONE_GRAPH, _break_hazard, graph_breaks, lint
+from steplab.lint.lint import ONE_GRAPH, SIZE, _break_hazard, graph_breaks, lint
 from steplab.probes.compilation import GraphBreak
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.workload import find_workload, requested_workload
@@ -93,6 +93,27 @@ def test_a_batch_that_varies_is_told_once(tmp_path):
     found = hazards(tmp_path, rows=1)
     assert [(h.kind, h.op) for h in found] == [(VARIES, "batch[0]")]
     assert "(8, 6), (9, 6)" in found[0].why
+
+
+def test_a_line_that_runs_in_some_steps_has_one_size(tmp_path):
+    """Whether it runs is another matter."""
+    found = hazards(tmp_path, "self.seen += 1; x = x * 2 if self.seen % 2 else x")
+    assert VARIES not in kinds_at_the_line(found)
+
+
+@pytest.mark.parametrize(
+    ("read", "sizes_an_operator"),
+    [
+        ("n = torch.tensor(self.seen).item()", True),
+        ("n = torch.tensor([self.seen, 2]).tolist()[0]", True),
+        ("n = self.seen; torch.tensor(n + 90).item()", False),
+    ],
+)
+def test_what_sizes_an_operator_cannot_be_read_later(tmp_path, read, sizes_an_operator):
+    found = hazards(tmp_path, f"self.seen += 1; {read}; x = x + x[:n].sum()")
+    assert VARIES in kinds_at_the_line(found)
+    (remedy,) = [h.remedy for h in found if h.op in (".item()", ".tolist()")]
+    assert (remedy == SIZE) == sizes_an_operator
 
 
 def test_the_backward_of_an_own_function_is_seen(tmp_path):

@@ -123,11 +123,15 @@ def _selects_by_mask(name: str, args: Any) -> bool:
     return masked and (name == "index" or args[2].numel() != 1)
 
 
+LineWait = tuple[str, Wait]
+
+
 class ObservedStep:
     """The waits and result sizes of one step, by line."""
 
     def __init__(self) -> None:
-        self.waits: Counter[tuple[str, Wait]] = Counter()  # (line, wait)
+        self.waits: Counter[LineWait] = Counter()
+        self.read: dict[LineWait, set[int]] = defaultdict(set)  # whole numbers that came of them
         self.shapes: dict[OpLocation, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     @contextlib.contextmanager
@@ -137,11 +141,12 @@ class ObservedStep:
         with calls, _Operators(self, calls):
             yield
 
-    def note(self, wait: Wait) -> None:
-        """Count a wait, unless it is in torch's own code, such as an optimizer's loop."""
+    def note(self, wait: Wait, out: Any = None) -> None:
+        """Count a wait for `out`, unless it is in torch's own code, such as an optimizer's loop."""
         line = calling_line(STEP_FILE)
         if line:
             self.waits[line, wait] += 1
+            self.read[line, wait] |= {one for one in tree_leaves(out) if type(one) is int}
 
 
 class _Calls(TorchFunctionMode):
@@ -161,13 +166,14 @@ class _Calls(TorchFunctionMode):
         wait = _method_wait(func, args, kwargs or {})
         if wait is None:
             return func(*args, **(kwargs or {}))
-        if not self.inside:
-            self.step.note(wait)
         self.inside += 1
         try:
-            return func(*args, **(kwargs or {}))
+            out = func(*args, **(kwargs or {}))
         finally:
             self.inside -= 1
+        if not self.inside:
+            self.step.note(wait, out)
+        return out
 
 
 class _Operators(TorchDispatchMode):

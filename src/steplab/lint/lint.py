@@ -26,7 +26,9 @@ from steplab.lint.hazards import (
     VARIES,
     WAIT,
     Hazard,
+    LineWait,
     ObservedStep,
+    OpLocation,
 )
 from steplab.probes.compilation import (
     GraphBreak,
@@ -44,6 +46,10 @@ from steplab.trace.user_frames import calling_line, error_line
 SHOWN_LINES = 12  # that vary in size: what follows from one line is not a fault of its own
 HIDING = ("compile", "cuda_graph")  # techniques under which torch dispatches no operators
 GROWS = "the caching allocator splits and grows, compiled code is compiled again, no graph fits"
+SIZE = (
+    "it sizes what follows: take sizes that do not vary (pad, or a capacity for each), or a "
+    "grouped product, which reads its offsets on the device"
+)
 PAD = "pad to a fixed size, or mask instead of selecting"
 BREAK_COST = "torch.compile cuts the model in two here: nothing fuses across, and fullgraph fails"
 CAPTURED = "torch.compile cuts the model in two here, unless fullgraph=True makes it one graph"
@@ -92,10 +98,40 @@ def _refuse_what_hides_operators(spec: RunSpec) -> None:
 
 def _waits(observed: Sequence[ObservedStep]) -> list[Hazard]:
     total = sum((one.waits for one in observed), Counter())
+    sizes = _varying_sizes(observed)
     return [
-        Hazard(wait.kind, line, wait.op, wait.why, wait.remedy, count / len(observed))
+        Hazard(
+            wait.kind,
+            line,
+            wait.op,
+            wait.why,
+            SIZE if _is_a_size((line, wait), observed, sizes) else wait.remedy,
+            count / len(observed),
+        )
         for (line, wait), count in total.items()
     ]
+
+
+def _is_a_size(wait: LineWait, observed: Sequence[ObservedStep], sizes: Sequence[set[int]]) -> bool:
+    """Whether a number that is read there is the size of a result, in each step that reads any."""
+    steps = [(one.read[wait], known) for one, known in zip(observed, sizes, strict=True)]
+    return any(read for read, _ in steps) and all(read & known for read, known in steps if read)
+
+
+def _varying_sizes(observed: Sequence[ObservedStep]) -> list[set[int]]:
+    """Return for each step the sizes of dimensions at varying lines that not all steps have."""
+    keys = _varying_places(observed)
+    each = [
+        {size for key in keys for shape in one.shapes[key] for size in shape} for one in observed
+    ]
+    return [sizes - set.intersection(*each) for sizes in each]
+
+
+def _varying_places(observed: Sequence[ObservedStep]) -> list[OpLocation]:
+    """Return where results have other sizes in one step than in another, of those that ran it."""
+    keys = dict.fromkeys(key for one in observed for key in one.shapes)
+    ran = {key: [one.shapes[key] for one in observed if one.shapes[key]] for key in keys}
+    return [key for key in keys if len(set(map(frozenset, ran[key]))) > 1]
 
 
 def _varying(observed: Sequence[ObservedStep], batches: Sequence[Any]) -> list[Hazard]:
@@ -106,12 +142,9 @@ def _varying(observed: Sequence[ObservedStep], batches: Sequence[Any]) -> list[H
             why = f"{_sizes(sizes)} in {len(batches)} steps: {GROWS}"
             return [Hazard(VARIES, "batches()", f"batch{path}", why, PAD)]
     found: dict[str, Hazard] = {}
-    for (line, op), first in observed[0].shapes.items():
-        others = [one.shapes.get((line, op), Counter()) for one in observed]
-        if line in found or all(other == first for other in others):
-            continue
-        sizes = {shape for other in others for shape in other}
-        found[line] = Hazard(VARIES, line, op, f"{_sizes(sizes)}: {GROWS}", PAD)
+    for line, op in _varying_places(observed):
+        sizes = {shape for one in observed for shape in one.shapes[line, op]}
+        found.setdefault(line, Hazard(VARIES, line, op, f"{_sizes(sizes)}: {GROWS}", PAD))
     return list(found.values())[:SHOWN_LINES]
 
 
