@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from steplab.bench.loss_gap import LossGap, Pair, Training
+from steplab.bench.op_accuracy import Accuracy
 from steplab.core import Counters, Samples, Table
 from steplab.core.errors import UserError
+from steplab.kernels.dispatch import impls, ops
 from steplab.report.export import write_table
 from tests.compare.sides import run_of
 
@@ -188,7 +190,37 @@ def test_implementations_are_compared_with_fp64_at_their_shapes(tmp_path):
     done = _run(f"kernel_accuracy.py --tiny --device cpu {ops} --out {table}")
     assert done.returncode == 0, done.stderr
     verdicts = [line.split(",")[-1] for line in table.read_text().splitlines()]
-    assert verdicts.count("right") == 7 and verdicts.count("needs a GPU") == 5
+    assert verdicts.count("right") == 8 and verdicts.count("needs a GPU") == 6
+
+
+def test_every_op_has_a_case_and_every_implementation_a_row(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    accuracy = importlib.import_module("kernel_accuracy")
+    accuracy.check_covered()
+    monkeypatch.setattr(accuracy, "ops", lambda: [*ops(), "new_op"])
+    with pytest.raises(UserError, match=r"no case for new_op\."):
+        accuracy.check_covered()
+    rows = accuracy.Rows(torch.device("cpu"), 1)
+    cases = {
+        "embedding": accuracy.embedding_case(rows, "small", 64, 100, 24),
+        "feed_forward": accuracy.feed_forward_case(rows, "small", 64, 16, 32, "swiglu", False),
+        "grouped_mm": accuracy.grouped_case(rows, "small", 64, 16, 32, trained=False),
+        "layer_norm": accuracy.layer_norm_case(rows, "small", 64, 24),
+        "top_rows": accuracy.top_rows_case(rows, "small", 2, 64),
+    }
+    for op, case in cases.items():
+        found = {row[2]: row[-1] for row in accuracy.case_rows(op, case, rows.device)}
+        assert sorted(found) == impls(op) and found[case.definition] == "right", found
+        assert accuracy.WRONG not in found.values(), found
+
+
+def test_fp8_is_judged_by_the_whole_tensor(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    accuracy = importlib.import_module("kernel_accuracy")
+    rounded, wrong = (Accuracy("out", error, 0.01, 30.0) for error in (0.05, 0.2))
+    assert accuracy.verdict("fp8", [rounded])[-1] == "right"
+    assert accuracy.verdict("fp8", [rounded, wrong])[-1] == accuracy.WRONG
+    assert accuracy.verdict("fused", [rounded])[-1] == accuracy.WRONG
 
 
 def _run(words):
