@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.probes.formulas import MATRIX_OPS
-from steplab.probes.work import FlopCounter, masked_share
+from steplab.probes.work import FlopCounter
 from tests.own_models import named
 
 
@@ -31,16 +31,6 @@ def test_cpu_attention_is_counted(causal):
     assert backward.matrix == 5 * 2 * pairs * 4
     everything = count(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), False)
     assert everything.matrix == 2 * 2 * 64 * 6 * 4
-
-
-def test_padding_is_what_the_attention_mask_leaves_out():
-    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
-    assert masked_share([{"attention_mask": mask}]) == 3 / 8
-    assert masked_share([{"attention_mask": mask}, {"attention_mask": mask[:1]}]) == 3 / 12
-    assert masked_share([{"attention_mask": mask.bool()}]) == 3 / 8
-    causal = torch.ones(4, 4).tril()[None]  # no mask of padding
-    assert masked_share([{"attention_mask": causal}]) == 0
-    assert masked_share([{"x": mask}]) == masked_share([mask]) == 0
 
 
 def test_matmuls_equal_torchs_counter():

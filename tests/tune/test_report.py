@@ -261,8 +261,8 @@ def test_outliers_of_the_last_turns_are_told():
 def test_padding_is_told_with_what_packing_could_gain():
     """A quarter of the batch: a third more tokens a second, and a quarter of the step."""
     padded = replace(ladder(), padding=0.25, after=Samples((80.0,) * 3, "ms"))
-    line = padding_line(padded)
-    assert "25.0 % of the batch is padding" in line
+    line = padding_line(replace(padded, padding_told_by="lengths"))
+    assert "25.0 % of the batch is padding, by its lengths; packing several sequences" in line
     assert "at most 1.33x the tokens/s, 20.00 ms of 80.00 ms a step" in line
     unmeasured = padding_line(replace(padded, after=None, before=None))
     assert "1.33x the tokens/s. No recipe" in unmeasured

@@ -173,7 +173,8 @@ class Ladder:
     known_ms: Mapping[str, float] = field(default_factory=dict)
     first_impls: Mapping[str, str] = field(default_factory=dict)  # op -> what ran in the baseline
     waits: tuple[str, ...] = ()  # lines in which the baseline waits for the device, one per wait
-    padding: float = 0.0  # share of the batch that its attention_mask leaves out
+    padding: float = 0.0  # share of the batch, where one of its tensors tells
+    padding_told_by: str = ""  # the name of that tensor
     contention: str = ""  # of the machine while the baseline was measured, in words; "": none
     before: Samples | None = None  # ms per step of the baseline, in turns with the winner
     after: Samples | None = None

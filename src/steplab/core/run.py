@@ -220,7 +220,8 @@ class Work:
     covered_calls: int | None = None  # matmul-class calls with a FLOP formula, when counted
     uncovered_calls: Mapping[str, int] = field(default_factory=dict)  # op -> calls without one
     unit: str = "tokens"  # what is counted as tokens: a model of one's own may have "images"
-    padding: float = 0.0  # share of the positions that the batch's attention_mask leaves out
+    padding: float = 0.0  # share of the batch's positions, where one of its tensors tells
+    padding_told_by: str = ""  # the name of that tensor
 
     def tokens_per_second(self, step_ms: float) -> float:
         """Return the tokens of a step over its time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steplab.core import Work
 from steplab.probes.formulas import VECTOR_OPS, is_heavy, matrix_formulas, own_formula
+from steplab.probes.padding import padding_of
 from steplab.probes.probe import Probe, Subject, without_gradients
 
 HIGHER_ORDER = "higher_order::"  # namespace of operators that call functions
@@ -111,6 +112,7 @@ def count_work(subject: Subject) -> Work:
             with FlopCounter(visible=True) as whole, subject.op_by_op():
                 subject.run_step()
     uncovered = forward[True].uncovered | whole.uncovered
+    padding, told_by = padding_of(batches)
     return Work(
         tokens=step.workload.tokens(spec.batch) * spec.accumulate,
         model=None if uncovered else passes * forward[True].matrix,
@@ -121,20 +123,9 @@ def count_work(subject: Subject) -> Work:
         covered_calls=whole.covered,
         uncovered_calls=uncovered,
         unit=getattr(step.workload, "unit", "tokens"),
-        padding=masked_share(batches),
+        padding=padding,
+        padding_told_by=told_by,
     )
-
-
-def masked_share(batches: Sequence[Any]) -> float:
-    """Return the share of positions that the `attention_mask` (B, T) of the batches leaves out.
-
-    As Hugging Face has it: 1 for a token, 0 for padding. 0.0 for batches without one.
-    """
-    masks = [batch.get("attention_mask") for batch in batches if isinstance(batch, Mapping)]
-    seen = [mask for mask in masks if isinstance(mask, torch.Tensor) and mask.dim() == 2]
-    if not seen:
-        return 0.0
-    return sum(int((mask == 0).sum()) for mask in seen) / sum(mask.numel() for mask in seen)
 
 
 def repeated(work: Work, accumulate: int) -> Work:

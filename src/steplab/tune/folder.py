@@ -115,6 +115,7 @@ def open_ladder(
         created=now(),
         allowed=options.allowed,
         winner=spec.recipe,
+        own=options.own,
     )
     folder = LadderFolder(root / name)
     folder.save(ladder)

@@ -154,9 +154,9 @@ def padding_line(ladder: Ladder) -> str:
         whole = units.milliseconds(step.median)
         most += f", {units.milliseconds(share * step.median)} of {whole} a step"
     return (
-        f"{units.percent(share)} of the batch is padding, by its attention_mask; packing several "
-        f"sequences into a row gives {most}. No recipe does it: positions must begin anew in each "
-        "sequence, the mask keep them apart, and no token predict the first of the next one"
+        f"{units.percent(share)} of the batch is padding, by its {ladder.padding_told_by}; packing "
+        f"several sequences into a row gives {most}. No recipe does it: positions must begin anew "
+        "in each sequence, the mask keep them apart, and no token predict the first of the next one"
     )
 
 

@@ -71,14 +71,14 @@ def tune(
     taken = watch.lap()
     clock.note(is_slow(spec.recipe), without_references(taken))  # a candidate takes about as long
     try:
-        ladder = replace(_with_baseline(ladder, baseline, shapes), own=options.own)
         ladder = replace(ladder, parts=add_timings(parts, taken))
+        ladder = _with_baseline(ladder, baseline, shapes)
         folder.save(ladder)
     except BaseException:
         baseline.candidate.close()
         raise
     climb = Climb(ladder, folder, store, references, gate, clock, watch)
-    against = options.against or options.own
+    against = options.against or ladder.own
     ladder = climb.run(baseline, against, settle=not options.larger_batches)
     if options.larger_batches:
         winner, watch.name = climb.champion, "larger batches"
@@ -121,6 +121,7 @@ def _open_baseline(
 
 def _with_baseline(ladder: Ladder, baseline: Champion, shapes: Sequence[GateShape]) -> Ladder:
     nothing_won = ladder.winner == ladder.spec.recipe  # what is known is known of the winner
+    work = baseline.run.work
     return replace(
         ladder,
         baseline_run=baseline.run.id,
@@ -129,7 +130,8 @@ def _with_baseline(ladder: Ladder, baseline: Champion, shapes: Sequence[GateShap
         known_ms=baseline.known_ms if nothing_won else ladder.known_ms,
         first_impls=impls_of(baseline.run),
         waits=baseline.waits,
-        padding=baseline.run.work.padding if baseline.run.work else 0.0,
+        padding=work.padding if work else 0.0,
+        padding_told_by=work.padding_told_by if work else "",
         contention=baseline.run.clock.contention if baseline.run.clock else "",
     )
 

@@ -1,6 +1,6 @@
 """Much of the batch is padding.
 
-What it sees: what the batch's attention_mask leaves out, or token ids that repeat the last one of
+What it sees: what the batch's mask or lengths leave out, or token ids that repeat the last one of
 their row up to its end, as the Run recorded them: more than a quarter of the batch. Where a graph
 is replayed, ids that fill a part of its input.
 Why it costs: padding goes through every layer like any other token.
@@ -30,7 +30,7 @@ def check(case: Case) -> Finding | None:
     dataflow = case.dataflow
     masked = case.run.work.padding if case.run and case.run.work else 0.0
     padding = dataflow.padding if dataflow is not None else _static_padding(case, rows)
-    padding = masked or padding  # the mask is exact
+    padding = masked or padding  # a mask or lengths are exact
     if not padding > SHARE:
         return None
     spent = case.cost_ms(rows.labeled("phase", lambda label: label != "optimizer"))
