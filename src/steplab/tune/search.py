@@ -78,8 +78,7 @@ def tune(
         baseline.candidate.close()
         raise
     climb = Climb(ladder, folder, store, references, gate, clock, watch)
-    against = options.against or ladder.own
-    ladder = climb.run(baseline, against, settle=not options.larger_batches)
+    ladder = climb.run(baseline, options.against or ladder.own, settle=not options.larger_batches)
     if options.larger_batches:
         winner, watch.name = climb.champion, "larger batches"
         study = LargerBatches(
