@@ -203,6 +203,33 @@ def test_a_scheduler_goes_with_a_compiled_update_and_does_not_recompile_it():
     assert step.optimizer.param_groups[0]["lr"] == 1e-2 / 32
 
 
+def test_a_compiled_update_is_compiled_no_more_once_its_numbers_change():
+    torch.manual_seed(0)
+    recipe = f"{COMPILED},compile.optimizer=true"
+    hand, batch = Net(), torch.randn(4, 8)
+    step, theirs = steplab.optimize(copy.deepcopy(hand), loss_of, recipe, sgd), sgd(hand)
+    schedules = [lr_scheduler.OneCycleLR(o, 0.01, total_steps=9) for o in (step.optimizer, theirs)]
+    told, compiled = [], []
+    for _ in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step([batch])
+        told += [str(w.message) for w in caught if "compiled anew" in str(w.message)]
+        compiled.append(graph_count())
+        theirs.zero_grad()
+        loss_of(hand, batch).backward()
+        theirs.step()
+        for schedule in schedules:
+            schedule.step()
+    assert compiled[0] == compiled[-1]
+    assert told == [
+        "momentum of parameter group 0 has changed, for which the update would be compiled anew: "
+        "from now on it runs as it is written."
+    ]
+    for ours, expected in zip(step.model.parameters(), hand.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 @pytest.mark.parametrize("recipe", ["plain", COMPILED])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_smaller_last_batch_runs_outside_the_graph(recipe, captured):

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from steplab.core.errors import Unsupported, UserError
 from steplab.kernels import adamw as adamw_op
@@ -152,6 +153,28 @@ def has_rounded_weights(optimizer: torch.optim.Optimizer | None) -> bool:
 def master_weight(optimizer: torch.optim.Optimizer | None, parameter: Tensor) -> Tensor | None:
     """Return the fp32 weights of which a parameter is the rounded copy, if there are any."""
     return None if optimizer is None else optimizer.state.get(parameter, {}).get(MASTER)
+
+
+def update_numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return by name the numbers and flags with which an update is captured or compiled.
+
+    Not the rates, which it reads from tensors, and not what a scheduler keeps in a group.
+    """
+    return {
+        f"{key} of parameter group {index}": group[key]
+        for index, group in enumerate(optimizer.param_groups)
+        for key in optimizer.defaults
+        if key in group and key != "lr" and not _holds_tensor(group[key])
+    }
+
+
+def changed_number(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the name of a number that is not what it was, or ""; those of later groups are new."""
+    return next((name for name, number in now.items() if number != before.get(name, number)), "")
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:

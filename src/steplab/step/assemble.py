@@ -14,6 +14,7 @@ from steplab.core.errors import Unsupported, UserError, no_gpu
 from steplab.modules.optimizer import ExtendedOptimizer, set_master_weights
 from steplab.modules.precision import round_bf16_sums
 from steplab.modules.rates import DeviceRates
+from steplab.step.compiled_update import uncompile_at_changes
 from steplab.step.graph import graph_step, make_capturable
 from steplab.step.hooks import HookGuard
 from steplab.step.prefetch import Prefetched, started
@@ -83,11 +84,14 @@ def build_step(
             set_master_weights(optimizer, parts.master_weights)
         if parts.scheme is not None:
             parts.scheme.prepare_optimizer(optimizer)
+        plain_update = optimizer.step
         if parts.wrap_optimizer_step is not None:
             optimizer.step = parts.wrap_optimizer_step(optimizer.step)  # type: ignore[method-assign]
     step = Step(workload, parts, optimizer, mode, clip)
     if optimizer is not None and _reads_rates_on_device(parts, optimizer):
         step.rates = DeviceRates(optimizer, device)
+    if optimizer is not None and parts.wrap_optimizer_step is not None:
+        uncompile_at_changes(optimizer, plain_update)
     if parts.graph_warmup:
         graph_step(step)
     if parts.graph_warmup or parts.is_compiled:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from steplab.core.errors import Unsupported, UserError
+from steplab.modules.optimizer import changed_number, update_numbers
 from steplab.modules.shards import local
 from steplab.probes.disturbances import note_event
 from steplab.step.graphed_call import CudaGraphs, GraphBackend, GraphedCall
@@ -116,12 +117,12 @@ class StepGraph:
 
     def _leave_update_out(self, numbers: dict[str, Any]) -> None:
         """Capture again without the update where one of its numbers is not what it was."""
-        changed = [n for n, value in numbers.items() if value != self._numbers.get(n, value)]
+        changed = changed_number(self._numbers, numbers)
         if self.has_update and changed:
             self.has_update = False
             self.forget()
             warnings.warn(
-                f"{changed[0]} has changed, which the CUDA graph cannot see: from now on the "
+                f"{changed} has changed, which the CUDA graph cannot see: from now on the "
                 "optimizer's update runs after the replay and not in it.",
                 stacklevel=4,
             )
@@ -151,20 +152,9 @@ class StepGraph:
         return optimizer.param_groups if optimizer is not None and self.has_update else []
 
     def _update_numbers(self) -> dict[str, Any]:
-        """Return the numbers and flags of captured groups that are not tensors, by name.
-
-        Not the rates, which are copied in, and not what a scheduler keeps in a group.
-        """
-        return {
-            f"{key} of parameter group {index}": group[key]
-            for index, group in enumerate(self._captured_groups())
-            for key in self.step.optimizer.defaults  # type: ignore[union-attr]
-            if key in group and key != "lr" and not _holds_tensor(group[key])
-        }
-
-
-def _holds_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
+        """Return the numbers of an update that is captured."""
+        optimizer = self.step.optimizer
+        return update_numbers(optimizer) if optimizer is not None and self.has_update else {}
 
 
 class GraphedModule:
