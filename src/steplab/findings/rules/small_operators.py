@@ -7,7 +7,9 @@ for their launches take more than a tenth of the step.
 On both, eight products in a row that each take the same input to a few columns, such as heads.
 Why it costs: a call from Python takes 5 to 10 us, whatever the operator does.
 Remedy: one operator over all turns of a loop (`torch._foreach_*` over many tensors), one clipping
-of all weights, larger batches, or `compile=blocks`.
+of all weights, larger batches, or `compile=blocks`. Where each turn needs the one before there may
+be no such operator: compiled around the loop, 32 turns of a normed GRU took 5.8 ms of a CPU's step
+instead of 10.5 (the cell alone 13.9).
 When it is wrong: the model is as small as it should be. On a GPU without a loop this is
 launch_bound.
 """
@@ -33,6 +35,11 @@ OVERHEAD_MS = 0.003
 ONE_CLIP = (
     "one clip_grad_norm_ for the list of all weights, with one limit for the norm of all; for one "
     "of each, torch._foreach_norm and torch._foreach_mul_ over the list"
+)
+
+ONE_OPERATOR = (
+    "one operator over the whole sequence instead of a loop in Python; where each turn needs the "
+    "one before, torch.compile of the function around the loop (compile=whole); or larger batches"
 )
 
 
@@ -67,16 +74,19 @@ def check(case: Case) -> Finding | None:
         rule="small_operators",
         claim=f"calling operators takes {units.milliseconds(lost)} of the step{loop}",
         evidence=tuple(evidence),
-        remedy=ONE_CLIP
-        if loops and (loops[0].whole & _clips(rows)).any()
-        else "one operator over the whole sequence instead of a loop in Python, larger batches, or "
-        "compile=blocks",
+        remedy=_remedy(rows, loops),
         stake_ms=lost,
         why="a call from Python costs microseconds, however little the operator does",
         gain_ms=lost,
         # Where others use the machine, the time between operators is theirs.
         ordinary=not loops and (lost < ORDINARY * case.step_ms or case.contended),
     )
+
+
+def _remedy(rows: Rows, loops: list[PythonLoop]) -> str:
+    if not loops:
+        return "larger batches, or compile=blocks"
+    return ONE_CLIP if (loops[0].whole & _clips(rows)).any() else ONE_OPERATOR
 
 
 def _narrow(case: Case, rows: Rows) -> Finding | None:
