@@ -1,7 +1,8 @@
 """Does a winner still train as the plain step does, long after the steps that were compared?
 
-Eight steps see nothing that begins later. After 64 the weights are chaos, but two curves are not:
-the loss, and how far the parameters move in each quarter of the steps.
+Eight steps see nothing that begins later. After 64 the weights are chaos, but these curves are not:
+the loss, and in each quarter of the steps how far parameters and buffers move, and what metrics are
+on average.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class NumericsSnapshot:
     "gradients" (of each parameter, in each gradient step), "update" (how far each parameter has
     moved after all steps), "batches" (each micro-batch that was fed), "buffers", and one group for
     each key of the optimizer's state. Where several ranks share the step, this is what they have
-    together. Over many steps: "losses" and "moves" (of all parameters), by quarters.
+    together. Over many steps: "losses" and "moves" (of all parameters), by quarters, and
+    for each quarter the average of a metric ("outputs") and how far a buffer moved ("buffers").
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -148,21 +149,30 @@ def _declared(snapshot: NumericsSnapshot, step: Step) -> NumericsSnapshot:
 def _curves(
     step: Step, batches: list[Any], groups: dict[str, dict[str, Tensor]]
 ) -> NumericsSnapshot:
-    """Run all steps, and keep the losses and how far the parameters move, quarter by quarter.
+    """Run all steps, and keep losses, metrics, and how far all that lasts moves, by quarters.
 
     All parameters together: one whose true gradient is zero moves by rounding alone.
     """
     quarter = len(batches) // 4
     losses, moves = groups.setdefault("losses", {}), groups.setdefault("moves", {})
-    before = _parameters(step)
+    averages: dict[str, list[Tensor]] = {}
+    buffer_moves: dict[str, list[float]] = {}
+    before, buffers = _parameters(step), _buffers(step)
     for start in range(0, len(batches), quarter):
         name = f"steps {start} to {start + quarter - 1}"
         run = [run_until_updated(step, step, b) for b in batches[start : start + quarter]]
         losses[name] = torch.stack([output.loss.detach().double().cpu() for output in run])
-        now = _parameters(step)
+        for metric in run[0].metrics:
+            seen = torch.stack([sketch(output.metrics[metric]) for output in run])
+            averages.setdefault(metric, []).append(seen.mean(0))
+        now, buffers_now = _parameters(step), _buffers(step)
         moved = [distance(now[n], before[n]) for n in now]
         moves[name] = torch.tensor(moved, dtype=torch.float64).norm()
-        before = now
+        for one in buffers:
+            buffer_moves.setdefault(one, []).append(distance(buffers_now[one], buffers[one]))
+        before, buffers = now, buffers_now
+    groups[OUTPUTS] = {name: torch.cat(means) for name, means in averages.items()}
+    groups[BUFFERS] = {n: torch.tensor(m, dtype=torch.float64) for n, m in buffer_moves.items()}
     found = NumericsSnapshot(groups, {}, step.parts.matmul_dtype, _longest_sum(batches))
     return _declared(found, step)
 
@@ -335,14 +345,8 @@ def _sketch_batch(batch: Any) -> Tensor:
 
 
 def _lasting(step: Step) -> dict[str, dict[str, Tensor]]:
-    """Sketch what else lives on between steps: buffers, and the optimizer's state by its key.
-
-    A mask may hold infinities, which have no distance: they become ones.
-    """
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, buffer in step.model.named_buffers():
-        finite = torch.nan_to_num(whole(buffer), float("nan"), posinf=1.0, neginf=-1.0)
-        groups.setdefault(BUFFERS, {})[name] = sketch(finite)
+    """Sketch what else lives on between steps: buffers, and the optimizer's state by its key."""
+    groups: dict[str, dict[str, Tensor]] = {BUFFERS: _buffers(step)}
     names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
     for p, state in step.optimizer.state.items() if step.optimizer is not None else ():
         for key, value in state.items():
@@ -352,6 +356,15 @@ def _lasting(step: Step) -> dict[str, dict[str, Tensor]]:
         for group, members in other.items():
             groups[group] = {**members, **groups.get(group, {})}
     return groups
+
+
+def _buffers(step: Step) -> dict[str, Tensor]:
+    """Sketch the buffers. A mask may hold infinities, which have no distance: they become ones."""
+    finite = {
+        name: torch.nan_to_num(whole(buffer), float("nan"), posinf=1.0, neginf=-1.0)
+        for name, buffer in step.model.named_buffers()
+    }
+    return {name: sketch(buffer) for name, buffer in finite.items()}
 
 
 def _parameters(step: Step) -> dict[str, Tensor]:

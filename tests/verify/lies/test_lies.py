@@ -42,7 +42,13 @@ def test_so_it_is_where_sums_are_taken_in_another_order(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe"), [("summed_loss", "optimizer=foreach"), ("contrastive", "precision=bf16")]
+    ("name", "recipe"),
+    [
+        ("summed_loss", "optimizer=foreach"),
+        ("contrastive", "precision=bf16"),
+        ("batchnorm_blocks", "precision=bf16"),
+        ("hits", "precision=bf16"),
+    ],
 )
 def test_curves_of_honest_steps_stay_together(tmp_path, name, recipe):
     checks = check_curves(Case(name).spec(parse_recipe(recipe)), tmp_path)
@@ -58,9 +64,26 @@ def test_updates_that_stop_when_nobody_looks_are_red(monkeypatch, tmp_path):
     assert not moves.passed and "worst steps 16 to 31: error 1.0e+00" in moves.detail
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "group", "tensor"),
+    [
+        ("statistics_stop_after_eight", "batchnorm_blocks", "buffers", "blocks."),
+        ("metrics_stop_after_eight", "counted", "outputs", "accuracy"),
+    ],
+)
+def test_so_are_buffers_and_metrics_that_stop(monkeypatch, tmp_path, name, model, group, tensor):
+    plant(monkeypatch, getattr(wrong_techniques, name))
+    case = Case(model)
+    assert case.red(PLANTED) == {}
+    wrong = {c.name: c.detail for c in check_curves(case.spec(PLANTED), tmp_path) if not c.passed}
+    assert list(wrong) == [f"{group} at batch 2, over 64 steps"]
+    assert tensor in wrong[f"{group} at batch 2, over 64 steps"]
+
+
 def test_so_is_a_decay_that_stops(monkeypatch, tmp_path):
     plant(monkeypatch, wrong_techniques.decay_stops_after_eight)
     case = Case("tied_weights")
     assert case.red(PLANTED) == {}
     checks = check_curves(case.spec(PLANTED), tmp_path)
-    assert [check.passed for check in checks] == [False, False]
+    assert {check.name.split(" at ")[0] for check in checks} == {"losses", "moves"}
+    assert not any(check.passed for check in checks)
