@@ -17,7 +17,7 @@ def champion_in(world):
     return Champion(candidate, simulated_run(SPEC, world.ms(frozenset())), (), {})
 
 
-def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):
+def test_the_winner_is_told_as_a_multiple_of_the_peers_speed(monkeypatch):
     world = World({"optimizer": 0.8})
     use_world(monkeypatch, world, [])
     monkeypatch.setattr("steplab.tune.climb.RemoteCandidate", candidates_of(world))
@@ -25,7 +25,8 @@ def test_the_winner_is_told_as_a_share_of_the_peers_speed(monkeypatch):
         BY_HAND, champion_in(world), GateOptions(pool=NoProcesses()), 60.0, NullView()
     )
     assert peer.change is not None and abs(peer.change.value - 0.25) < 0.01
-    assert peer_line(peer).startswith("0.80 (") and "ms against 80." in peer_line(peer)
+    assert peer_line(peer).startswith("0.80 times as fast as optimizer=fused (0.")
+    assert " ms a step, optimizer=fused 80." in peer_line(peer)
     assert world.alive == 1, "the champion lives on"
 
 

@@ -120,7 +120,7 @@ def test_two_tries_are_all(climb):
     ladder = climb(world, minutes=60.0)
     assert tried(ladder) == [("it=true", "cannot tell")] * 2
     assert rounds(ladder.rungs[1].before) == LATE_LOOKS[-1]
-    assert total_line(ladder) == "no recipe surely beats the baseline; nobody can tell of it=true"
+    assert total_line(ladder) == "no recipe surely beats the baseline; it=true is undecided"
 
 
 def test_without_time_there_is_one(climb):

@@ -111,7 +111,8 @@ def total_line(ladder: Ladder) -> str:
             return f"{ladder.winner.label}: the best so far, not yet compared with the baseline"
         if ladder.undecided:
             labels = ", ".join(rung.label for rung in ladder.undecided)
-            return f"no recipe surely beats the baseline; nobody can tell of {labels}"
+            verb = "is" if len(ladder.undecided) == 1 else "are"
+            return f"no recipe surely beats the baseline; {labels} {verb} undecided"
         return "no recipe beats the baseline; it stays as it is"
     change = ladder.total
     if change.says_nothing:
@@ -127,7 +128,7 @@ def total_line(ladder: Ladder) -> str:
 
 
 def undecided_line(ladder: Ladder) -> str:
-    """Of which rungs nobody can tell yet; "" where there are none, or the total line says it."""
+    """Which rungs are undecided; "" where there are none, or the total line says it."""
     if not ladder.undecided or ladder.total is None:
         return ""
     labels = ", ".join(rung.label for rung in ladder.undecided)
@@ -164,8 +165,9 @@ def peer_line(peer: Peer) -> str:
     """The winner against the peer, in one sentence."""
     if peer.change is None or peer.theirs is None or peer.ours is None:
         return f"{peer.recipe.label} could not be measured: {peer.reason}"
-    speed = f"{speed_up(peer.change)} ({interval(peer.change)}) of the speed of {peer.recipe.label}"
-    return f"{speed}: {peer.ours.median:.4g} ms against {peer.theirs.median:.4g} ms a step"
+    name, speed = peer.recipe.label, speed_up(peer.change)
+    times = f"{peer.ours.median:.4g} ms a step, {name} {peer.theirs.median:.4g} ms"
+    return f"{speed} times as fast as {name} ({interval(peer.change)}): {times}"
 
 
 def gain_text(change: Change) -> str:
