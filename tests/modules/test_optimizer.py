@@ -79,6 +79,26 @@ def test_the_update_is_torchs():
             torch.testing.assert_close(own.state[q][key], adamw.state[p][key], rtol=1e-5, atol=0)
 
 
+def test_both_parts_of_complex_parameters_are_updated_as_torch_does():
+    """The imaginary parts were updated by the squares of complex gradients, without a word."""
+    torch.manual_seed(1)
+    start, grads = torch.randn(2, 6, dtype=torch.cfloat), torch.randn(3, 2, 6, dtype=torch.cfloat)
+    real = torch.randn(5)
+    made = []
+    for kind in (
+        torch.optim.AdamW,
+        lambda p, lr: OnePassAdamW.from_adamw(torch.optim.AdamW(p, lr)),
+    ):
+        params = [nn.Parameter(start.clone()), nn.Parameter(real.clone())]
+        optimizer = kind(params, 0.1)
+        for grad in grads:
+            params[0].grad, params[1].grad = grad.clone(), grad.real[0, :5].clone()
+            clip_gradients(optimizer, params, 0.5)
+            optimizer.step()
+        made.append([*params, optimizer.state[params[0]]["exp_avg_sq"]])
+    torch.testing.assert_close(made[1], made[0], rtol=1e-6, atol=1e-7)
+
+
 def test_the_first_bias_corrections_are_exact():
     """With beta2 0.999 in fp32, 1 - beta2 would be off by 6e-5."""
     p = nn.Parameter(torch.tensor([0.0]))

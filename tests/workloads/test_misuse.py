@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import steplab
 from steplab.core import RunSpec
-from steplab.core.errors import UserError
+from steplab.core.errors import Unsupported, UserError
 from steplab.step.assemble import assemble, micro_batches
 from steplab.techniques.recipes import parse_recipe
 from steplab.workloads.user_model import UserWorkload
@@ -358,3 +358,48 @@ def generator():
 def test_what_a_loop_of_ones_own_is_given(call, words):
     with pytest.raises(UserError, match=words):
         call()
+
+
+class Blend(Net):
+    """Mixes its fp32 input with a weight by an operator that autocast leaves alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return super().forward(torch.lerp(x, self.start.expand_as(x), 0.5))
+
+
+def test_weights_that_the_recipe_rounds_are_not_the_users_mistake():
+    """The model was to be left in float32, in which it was."""
+    recipe = "precision=bf16-weights,optimizer=one-pass"
+    with pytest.raises(Unsupported) as raised:
+        run_one_step(user_model(model=Blend()), recipe=recipe)
+    said = str(raised.value)
+    assert "with weights in bfloat16, as the recipe asks, the loss fails" in said
+    assert "use precision=bf16," in said and "float32 and let" not in said
+    assert torch.isfinite(run_one_step(user_model(model=Blend()), recipe="precision=bf16").loss)
+
+
+class Spectrum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filter = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=4))
+
+
+@pytest.mark.parametrize("impl", ["fused", "adam-8bit"])
+def test_an_optimizer_for_real_numbers_refuses_complex_parameters(impl):
+    with pytest.raises(Unsupported, match=f"optimizer={impl} takes no complex parameters"):
+        run_one_step(user_model(model=Spectrum()), recipe=f"optimizer={impl}")
+
+
+@pytest.mark.parametrize("impl", ["forloop", "foreach", "one-pass"])
+def test_complex_parameters_are_trained(impl):
+    assert torch.isfinite(
+        run_one_step(user_model(model=Spectrum()), recipe=f"optimizer={impl}").loss
+    )

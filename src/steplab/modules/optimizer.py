@@ -255,7 +255,7 @@ class OnePassAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.ran = adamw_op.choose(self.impl, map(local, params))
+        self.ran = adamw_op.choose(self.impl, map(_reals, params))
         if params:
             torch._foreach_add_([self._state(p)["step"] for p in params], 1)
         for group in self.param_groups:
@@ -358,7 +358,12 @@ def _place_rate(group: dict[str, Any]) -> None:
 
 
 def _weight(p: Tensor, grad: Tensor, state: Mapping[str, Any]) -> adamw_op.ParameterState:
-    master = local(state[MASTER]) if MASTER in state else None
-    first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
-    step = state["step"]
-    return adamw_op.ParameterState(local(p), master, local(grad), first, second, step)
+    master = _reals(state[MASTER]) if MASTER in state else None
+    first, second = _reals(state["exp_avg"]), _reals(state["exp_avg_sq"])
+    return adamw_op.ParameterState(_reals(p), master, _reals(grad), first, second, state["step"])
+
+
+def _reals(x: Tensor) -> Tensor:
+    """Return this rank's part; of complex numbers both parts, each updated alone as torch does."""
+    part = local(x)
+    return torch.view_as_real(part) if part.is_complex() else part

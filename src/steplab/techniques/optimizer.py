@@ -8,11 +8,14 @@ from typing import ClassVar, Literal, get_args
 
 from steplab.core import Run, Setting, Settings
 from steplab.core.codec import type_hints
+from steplab.core.errors import Unsupported
 from steplab.techniques.context import StepContext, Suggestion
 from steplab.techniques.technique import Stage, StepParts, Technique
 
 ONE_PASS = "one-pass"
 ADAM_8BIT = "adam-8bit"  # changes what is computed: `tune` tries it where it is allowed by name
+# torch refuses complex parameters; torchao leaves their imaginary parts out without a word.
+REAL_ONLY = ("fused", ADAM_8BIT)
 STATE_SAVED = 0.74  # of fp32 moments: a byte of four, and a scale of four bytes for 256 numbers
 
 
@@ -38,6 +41,11 @@ class Optimizer(Technique):
     def apply(self, parts: StepParts, settings: Mapping[str, Setting]) -> None:
         """Pass the choice to the workload's optimizer, or replace it by ours."""
         asked = settings["impl"]
+        if asked in REAL_ONLY and any(p.is_complex() for p in parts.model.parameters()):
+            raise Unsupported(
+                f"optimizer={asked} takes no complex parameters, which this model has.",
+                "Use optimizer=foreach or optimizer=one-pass.",
+            )
         if asked == ONE_PASS:
             from steplab.modules.optimizer import OnePassAdamW
 

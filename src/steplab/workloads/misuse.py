@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from steplab.core.errors import SteplabError, UserError
+from steplab.core.errors import SteplabError, Unsupported, UserError
 from steplab.trace.lines import user_line
 from steplab.trace.user_frames import error_line
 from steplab.workloads.workload import StepOutput
@@ -297,25 +297,46 @@ def refuse_backward(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(
-    where: str, name: str, function: Callable[..., Any], model: nn.Module, batch: Any = None
+    where: str,
+    name: str,
+    function: Callable[..., Any],
+    model: nn.Module,
+    batch: Any = None,
+    recipe_dtypes: Collection[torch.dtype] = (),
 ) -> Iterator[None]:
     """Say what was misunderstood where an error inside the user's function shows it.
 
-    Any other error passes as it is.
+    `recipe_dtypes` are those of weights that the recipe has rounded. Any other error passes as it
+    is.
     """
     try:
         yield
     except SteplabError:
         raise
     except Exception as error:
+        if recipe_dtypes and isinstance(error, RuntimeError) and _is_about_dtypes(error):
+            words = " and ".join(str(dtype).removeprefix("torch.") for dtype in recipe_dtypes)
+            raise Unsupported(
+                f"{where}: with weights in {words}, as the recipe asks, {_failure(name, error)}.",
+                "What this model computes wants one dtype: use precision=bf16, which leaves the "
+                "weights as they are.",
+            ) from error
         advice = _misplaced(error, model, batch)
         if not advice and _takes_model_for_else(error, function, model):
             advice = f"It is called as {SIGNATURES[name]}: its first argument is the model."
         if not advice:
             raise
-        first = " ".join(str(error).split()).split(". ")[0][:200]
-        message = f"{where}: the {name} fails with {type(error).__name__}: {first}"
-        raise UserError(f"{message} ({error_line(error)}).", advice) from error
+        raise UserError(f"{where}: {_failure(name, error)}.", advice) from error
+
+
+def _failure(name: str, error: Exception) -> str:
+    """Return what failed with the first sentence of the error, and the line."""
+    first = " ".join(str(error).split()).split(". ")[0][:200]
+    return f"the {name} fails with {type(error).__name__}: {first} ({error_line(error)})"
+
+
+def _is_about_dtypes(error: Exception) -> bool:
+    return re.search("dtype|scalar type", str(error)) is not None
 
 
 def _misplaced(error: Exception, model: nn.Module, batch: Any) -> str:
@@ -332,7 +353,7 @@ def _misplaced(error: Exception, model: nn.Module, batch: Any) -> str:
         there = f"The batch is on {away}, the model on {first.device}"
         return f"{there}: move it with batch.to({str(first.device)!r})."
     dtypes = {leaf.dtype for leaf in tensors if leaf.is_floating_point()} - {first.dtype}
-    if dtypes and re.search("dtype|scalar type", str(error)):
+    if dtypes and _is_about_dtypes(error):
         found, own = (str(dtype).removeprefix("torch.") for dtype in (dtypes.pop(), first.dtype))
         line = f"write batch.to(torch.{own})"
         if first.dtype in (torch.bfloat16, torch.float16):

@@ -160,6 +160,7 @@ class UserWorkload:
         self.values = values
         self.name = name
         self.built: UserModel | None = None
+        self.dtypes: set[torch.dtype] = set()  # of the weights, as they were built
         self.loss_seen = False  # whether the loss has been called
         self.loader_workers: int | None = None  # of the DataLoader that is read; None: of none
 
@@ -193,6 +194,7 @@ class UserWorkload:
         misuse.check_optimizer(self.name, built.optimizer)
         misuse.check_tokens(self.name, built.tokens_per_sequence)
         self.built = built
+        self.dtypes = {p.dtype for p in built.model.parameters()}
 
     def batches(
         self, batch: int, device: torch.device, seed: int, workers: int = 0
@@ -226,7 +228,8 @@ class UserWorkload:
             return misuse.take_loss(self.name, function(model, batch))
         guard = contextlib.nullcontext() if self.loss_seen else misuse.refuse_backward(self.name)
         self.loss_seen = True
-        with misuse.explained(self.name, "loss", function, model, batch), guard:
+        rounded = self._recipe_dtypes()
+        with misuse.explained(self.name, "loss", function, model, batch, rounded), guard:
             output = function(model, batch)
         return misuse.take_loss(self.name, output)
 
@@ -240,8 +243,16 @@ class UserWorkload:
         if torch.compiler.is_compiling():
             return function(model, batch)
         name = "predict" if self._user_model.predict else "loss"
-        with misuse.explained(self.name, name, function, model, batch):
+        rounded = self._recipe_dtypes()
+        with misuse.explained(self.name, name, function, model, batch, rounded):
             return function(model, batch)
+
+    def _recipe_dtypes(self) -> set[torch.dtype]:
+        """Return the 16-bit dtypes of weights that the factory gave another one."""
+        import torch
+
+        now = {p.dtype for p in self._user_model.model.parameters()} - self.dtypes
+        return now & {torch.bfloat16, torch.float16}
 
     @property
     def default_optimizer(self) -> bool:
