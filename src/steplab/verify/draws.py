@@ -45,8 +45,9 @@ MAX_APART = 0.25
 TWIN = 1e-3  # of the spread: nearer to each other, two losses are of the same draw
 LOSS = "loss"
 NAME = "random draws"
-# Groups of draws. Equal rows show masks that rows share; replayed is the graph of the whole step.
-OWN_ROWS, EQUAL_ROWS, REPLAYED = "own rows", "equal rows", "replayed"
+# Groups of draws. Equal rows show masks that rows share; steps in a row, as a loop runs them, those
+# that come back: each of the others begins with a seed of its own.
+OWN_ROWS, EQUAL_ROWS, IN_A_ROW = "own rows", "equal rows", "in a row"
 
 
 def take_draws(step: Step, spec: RunSpec) -> NumericsSnapshot:
@@ -60,9 +61,8 @@ def take_draws(step: Step, spec: RunSpec) -> NumericsSnapshot:
     groups = {OWN_ROWS: _draw(step, batch, DRAWS, spec.seed)}
     equal = [_with_equal_rows(one, spec.batch) for one in batch]
     groups[EQUAL_ROWS] = _draw(step, equal, DRAWS // 2, spec.seed)
-    if step.graph is not None:
-        losses = [run_until_updated(step, step, batch).loss for _ in range(DRAWS)]
-        groups[REPLAYED] = {LOSS: torch.stack([_one_number(loss) for loss in losses])}
+    losses = [_one_number(run_until_updated(step, step, batch).loss) for _ in range(DRAWS)]
+    groups[IN_A_ROW] = {LOSS: torch.stack(losses)}
     return NumericsSnapshot(groups, {}, step.parts.matmul_dtype, 1, seconds)
 
 
@@ -111,7 +111,7 @@ def _first_row_repeated(x: Tensor) -> Tensor:
 def check_draws(candidate: NumericsSnapshot, plain: NumericsSnapshot) -> Check:
     """Compare the draws of two steps: by their statistics, and one by one where they are alike."""
     rounding = unit_roundoff(candidate.matmul_dtype)
-    expected = {**plain.groups, REPLAYED: {LOSS: plain.groups[OWN_ROWS][LOSS]}}
+    expected = {**plain.groups, IN_A_ROW: {LOSS: plain.groups[OWN_ROWS][LOSS]}}
     found = []
     for rows, group in candidate.groups.items():
         found.append(_check_statistics(group, expected[rows], rounding))

@@ -101,6 +101,8 @@ LIES = [
     technique("rows_share_a_mask", "dropout", "random draws", "blocks.0"),
     technique("other_mask_in_backward", "dropout", "random draws", "blocks.0"),
     technique("every_mask_twice", "dropout", "random draws", "drawn before"),
+    technique("every_step_the_same", "dropout", "random draws", "drawn before"),
+    technique("seeded_after_steps", "dropout", "random draws", "drawn before"),
     technique("dropout_unscaled", "dropout", "random draws", "weight"),
     technique("untied", "tied_weights", "weights", "head.weight"),
     technique("other_gelu", "plain_mlp", "outputs", "prediction 0"),

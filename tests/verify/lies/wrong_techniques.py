@@ -269,6 +269,19 @@ def every_mask_twice(parts: StepParts) -> None:
         drop.forward = forward
 
 
+def every_step_the_same(parts: StepParts) -> None:
+    """Every pass gives the generator back as it found it."""
+    parts.forward_context = lambda: torch.random.fork_rng(devices=[])
+
+
+def seeded_after_steps(parts: StepParts) -> None:
+    def seeded(optimizer):
+        optimizer.register_step_post_hook(lambda *_: torch.manual_seed(0))
+        return optimizer
+
+    parts.replace_optimizer = seeded
+
+
 def dropout_unscaled(parts: StepParts) -> None:
     """What is kept is not divided by its share."""
     for drop in modules(parts, nn.Dropout):
