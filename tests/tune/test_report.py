@@ -14,6 +14,7 @@ from steplab.core.comparison import Change
 from steplab.core.errors import UserError
 from steplab.core.ladder import Check, Ladder, Rung, Untried, change_label
 from steplab.core.table import cell_text
+from steplab.report.charts.step_times import ladder_chart
 from steplab.report.pages import write_ladder_page
 from steplab.report.terminal import _draw, fitted
 from steplab.store import Store
@@ -99,6 +100,17 @@ def test_a_change_is_named_as_the_recipe_would_have_it():
     assert change_label("compile", {}, compiled) == "without compile"
     both = parse_recipe("impl.attention=math,impl.experts=loop")
     assert change_label("impl", {"experts": "loop"}, both) == "impl.experts=loop"
+
+
+def test_rungs_that_were_tried_again_or_on_another_recipe_are_told_apart():
+    """`compile=loss` stood there twice, once undecided and once without a gain."""
+    on_plain = Rung("compile", {"scope": "loss"}, parse_recipe("compile=loss"), PLAIN, "no gain")
+    found = replace(ladder(), rungs=(on_plain, on_plain, replace(on_plain, below=BF16)))
+    names = ["compile=loss", "compile=loss, again", "compile=loss on precision=bf16"]
+    for table in (impact_table(found), reasons_table(found)):
+        assert [row[0] for row in table.rows] == names
+    found = replace(found, rungs=(*ladder().rungs, *found.rungs))
+    assert all(f">{name}<" in str(ladder_chart(found)) for name in names)
 
 
 def test_the_impact_table_shows_no_speed_up_over_a_red_gate():

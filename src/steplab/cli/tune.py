@@ -36,7 +36,7 @@ from steplab.cli.step_flags import (
 )
 from steplab.core import Environment, Recipe, RunSpec
 from steplab.core.errors import UserError
-from steplab.core.ladder import Ladder, Rung, Untried
+from steplab.core.ladder import Ladder, Rung, Untried, named_rungs
 from steplab.core.output_file import output_file
 from steplab.core.printable import printable
 from steplab.report.terminal import console, print_table
@@ -328,7 +328,8 @@ class LadderView:
         """Add a row, or print it where nothing is drawn."""
         self.rungs.append(rung)
         if not self.drawn:
-            self.say(f"[{len(self.rungs)}] " + ": ".join(filter(None, self._cells(rung))))
+            cells = self._cells(*named_rungs(self.rungs)[-1])
+            self.say(f"[{len(self.rungs)}] " + ": ".join(filter(None, cells)))
             self.say(f"    {rung.seconds:.1f} s: {format_timings(rung.parts)}")
         self._draw()
 
@@ -343,19 +344,19 @@ class LadderView:
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for name in COLUMNS:
             table.add_column(name)
-        for rung in self.rungs:
+        for name, rung in named_rungs(self.rungs):
             style = OUTCOME_STYLES.get(rung.outcome, "")
-            table.add_row(*(Text(printable(cell), style=style) for cell in self._cells(rung)))
+            table.add_row(*(Text(printable(cell), style=style) for cell in self._cells(name, rung)))
         self.live.update(Group(table, Spinner("dots", Text(printable(self.now)))))
 
-    def _cells(self, rung: Rung) -> tuple[str, ...]:
+    def _cells(self, name: str, rung: Rung) -> tuple[str, ...]:
         """Return the cells of a row; a red gate shows no speed-up."""
         shown = rung.gain if rung.green else None
         gain = gain_text(shown) if shown and not shown.says_nothing else ""
         why = f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason
         if self.in_ms and shown:
             why = rung.remedy
-        return rung.label, expectation(rung), rung.outcome, gain, why
+        return name, expectation(rung), rung.outcome, gain, why
 
 
 COMMAND = Command(_flags, _run)

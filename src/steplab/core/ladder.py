@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -115,6 +116,17 @@ class Rung:
     def label(self) -> str:
         """The technique with what changes, as a recipe would have it."""
         return change_label(self.technique, self.change, self.recipe, self.requires)
+
+
+def named_rungs(rungs: Iterable[Rung]) -> list[tuple[str, Rung]]:
+    """Return rungs by names that differ where one was tried on another recipe, or once more."""
+    named, below = [], defaultdict[str, list[Recipe]](list)
+    for rung in rungs:
+        before = below[rung.label]
+        where = f" on {rung.below.label}" if before and rung.below != before[0] else ""
+        named.append((f"{rung.label}{where}{', again' if rung.below in before else ''}", rung))
+        before.append(rung.below)
+    return named
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steplab.core import Cell, Column, Recipe, Setting, Table, units
 from steplab.core.comparison import Change
-from steplab.core.ladder import Ladder, Outcome, Peer, Rung
+from steplab.core.ladder import Ladder, Outcome, Peer, Rung, named_rungs
 from steplab.core.output_file import write_output
 from steplab.core.printable import printable
 from steplab.findings import Case, explain
@@ -93,7 +93,7 @@ def impact_table(ladder: Ladder) -> Table:
         Column("warm", "s", 3, dispensable=4),
         Column("took", "s", 3, dispensable=5),
     )
-    rows = [_row(rung, ladder) for rung in ladder.rungs]
+    rows = [_row(name, rung, ladder) for name, rung in named_rungs(ladder.rungs)]
     kept = [i for i in range(len(columns)) if i < 2 or any(row[i] != "-" for row in rows)]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
     title = f"performance impact on {ladder.spec.title}"
@@ -190,11 +190,11 @@ def _bounded(factor: float) -> str:
     return f"more than {MAX_SHOWN:g}" if factor > MAX_SHOWN else f"{factor:.2f}"
 
 
-def _row(rung: Rung, ladder: Ladder) -> tuple[Cell, ...]:
+def _row(name: str, rung: Rung, ladder: Ladder) -> tuple[Cell, ...]:
     shown, objective = rung.gain if rung.green else None, ladder.objective
     after = rung.after.median if shown and rung.after else None
     return (
-        rung.label,
+        name,
         rung.outcome,
         _gate(rung),
         gain_text(shown) if shown else "-",
@@ -278,8 +278,9 @@ def expectation(rung: Rung) -> str:
 def reasons_table(ladder: Ladder, all_rungs: bool = True) -> Table:
     """Why each rung was tried and ended as it did, with its remedy; or why some went wrong."""
     wrong = ("failed", "red gate")
-    shown = [r for r in ladder.rungs if all_rungs or r.outcome in wrong or r.remedy]
-    rows = [(rung.label, expectation(rung), rung.reason, rung.remedy or "-") for rung in shown]
+    named = named_rungs(ladder.rungs)
+    shown = [(n, r) for n, r in named if all_rungs or r.outcome in wrong or r.remedy]
+    rows = [(name, expectation(rung), rung.reason, rung.remedy or "-") for name, rung in shown]
     names = ("rung", "could gain", "reason", "remedy")
     kept = [0, 1, 2, 3] if all_rungs else [0, 2, 3]
     return Table(
@@ -342,7 +343,8 @@ def untried_table(ladder: Ladder) -> Table:
 
 def gate_table(ladder: Ladder) -> Table:
     """Every check of every rung."""
-    named = [("baseline", ladder.baseline_checks), *((r.label, r.checks) for r in ladder.rungs)]
+    named = [("baseline", ladder.baseline_checks)]
+    named += [(name, rung.checks) for name, rung in named_rungs(ladder.rungs)]
     named += [(f"{t.recipe.label} at batch {t.batch}", t.checks) for t in ladder.batches]
     rows = tuple(
         (label, check.name, "passed" if check.passed else "RED", check.detail)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steplab.core import Run, Samples, units
 from steplab.core.comparison import Change, Comparison
-from steplab.core.ladder import Ladder, Rung
+from steplab.core.ladder import Ladder, Rung, named_rungs
 from steplab.core.run import rate_name
 from steplab.report.charts.plot import LANE_HEIGHT, Scale, axis_lane, lane, legend
 from steplab.report.markup import NOTHING, Html, element, join
@@ -125,7 +125,8 @@ def ladder_chart(ladder: Ladder) -> Html:
     lanes = [lane("baseline", baseline, "rung-base")]
     in_ms = ladder.objective == "time"
     lanes += [
-        lane(rung.label, _rung_marks(rung, x, in_ms), _rung_class(rung)) for rung in ladder.rungs
+        lane(name, _rung_marks(rung, x, in_ms), _rung_class(rung))
+        for name, rung in named_rungs(ladder.rungs)
     ]
     return join([*lanes, axis_lane(x), _rung_legend()])
 
