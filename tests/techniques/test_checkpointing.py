@@ -1,8 +1,10 @@
 """Recomputed activations: the same gradients with less kept, also where experts are routed."""
 
 import contextlib
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch._functorch.config
@@ -121,6 +123,34 @@ class DropsInAttention(nn.Module):
         x_BHTD = self.linear(nn.functional.dropout(x_BTD, 0.3)).unsqueeze(1)
         y = nn.functional.scaled_dot_product_attention(x_BHTD, x_BHTD, x_BHTD, None, self.share)
         return nn.functional.dropout(torch.tanh(y.squeeze(1)), 0.5)
+
+
+class ScaledAtRandom(nn.Module):
+    """Its scale is drawn by Python or by numpy, before a tanh that keeps its result."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw = nn.Linear(8, 8), draw
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x) * self.draw())
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+@pytest.mark.parametrize("selective", [False, True])
+def test_python_and_numpy_draw_the_same_numbers_again(draw, selective):
+    x, found = torch.randn(4, 8), []
+    for wanted in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        blocks = nn.Sequential(ScaledAtRandom(draw), ScaledAtRandom(draw))
+        for block in blocks:
+            recompute(block, wanted, rng=True, selective=selective)
+        blocks(x).square().sum().backward()
+        found.append([*(p.grad for p in blocks.parameters()), torch.tensor(draw())])
+    for kept, again in zip(*found, strict=True):
+        assert torch.equal(kept, again)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])

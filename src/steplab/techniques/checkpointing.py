@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -152,15 +153,16 @@ def _contexts(block: Any) -> tuple[AbstractContextManager[Any], AbstractContextM
     """Return what the first forward pass of a block runs in, and what the second does."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+    second = _both(_buffers_kept(block), _host_generators_kept(block))
     if not block.keeps_products:
-        return nullcontext(), _buffers_kept(block)
+        return nullcontext(), second
 
     def policy(context: Any, op: OpOverload, *args: Any, **options: Any) -> CheckpointPolicy:
         keep = is_kept(op, args, options)
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     first, again = create_selective_checkpoint_contexts(policy)
-    return first, _both(_buffers_kept(block), again)
+    return first, _both(second, again)
 
 
 @contextmanager
@@ -182,6 +184,32 @@ def _buffers_kept(block: nn.Module) -> Iterator[None]:
     finally:
         for buffer, before in kept:
             buffer.data.copy_(before)  # not seen by autograd, which may have saved the buffer
+
+
+def _host_generators_kept(block: Any) -> AbstractContextManager[None]:
+    """Let Python and numpy draw what they draw in the first forward pass, which is about to begin.
+
+    torch sees to its own generators alone. A layer that is left out now and then would be there in
+    one pass and not in the other.
+    """
+    import numpy as np
+
+    if not block.keeps_rng:
+        return nullcontext()
+    first = random.getstate(), np.random.get_state()
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        before = random.getstate(), np.random.get_state()
+        random.setstate(first[0])
+        np.random.set_state(first[1])
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+    return again()
 
 
 _SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}

@@ -167,7 +167,10 @@ HONEST = [
     "token_ids",
     "hits",
 ]
-BLOCKS = ["batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"]
+BLOCKS = [
+    *("batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"),
+    "skipped_layers",
+]
 NARROW = [
     *("relu_convnet", "batchnorm_blocks", "dropout", "tied_weights", "two_losses"),
     *("moe_with_ties", "contrastive", "counted", "sampled", "skipped_layers"),
