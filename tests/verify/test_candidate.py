@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from steplab.core import Memory, RunSpec
-from steplab.core.errors import MeasurementError, SteplabError, Unsupported
+from steplab.core.errors import MeasurementError, SteplabError, Unsupported, UserError
 from steplab.core.ladder import Check
 from steplab.profiling.plan import ProfilePlan
+from steplab.techniques.recipes import parse_recipe
 from steplab.verify import references
 from steplab.verify.candidate import Candidate
 from steplab.verify.judge import GROUPS, judge
@@ -218,6 +219,14 @@ def test_an_update_that_compiles_itself_has_every_truth(tmp_path):
     shape = shapes_to_try(RunSpec(named(f"{path}:make"), {}))[0]
     for form in forms_of_truth(shape):
         referenced(form, tmp_path, "fp32")
+
+
+def test_an_optimizer_that_is_made_without_what_a_recipe_asks_for_is_told_before_it_runs(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(COMPILED_UPDATE)
+    spec = RunSpec(named(f"{path}:make"), {}, recipe=parse_recipe("optimizer=fused"))
+    with pytest.raises(UserError, match=r"fused=True, which the function .* does not pass on"):
+        dry_run(spec, shapes_to_try(spec)[0])
 
 
 OWN = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -78,6 +78,7 @@ def build_step(
     optimizer = None
     if mode == "full":
         optimizer = workload.optimizer(model, **parts.optimizer_options)
+        _check_update(optimizer, parts.optimizer_options)
         if parts.replace_optimizer is not None:
             optimizer = parts.replace_optimizer(optimizer)
         if parts.master_weights:
@@ -97,6 +98,18 @@ def build_step(
     if parts.graph_warmup or parts.is_compiled:
         step.hooks = HookGuard(model, optimizer, captured=step.graph is not None)
     return step
+
+
+def _check_update(optimizer: torch.optim.Optimizer, asked: Mapping[str, bool]) -> None:
+    """Refuse an optimizer whose maker did not pass on what the recipe asks for."""
+    for option, wanted in asked.items():
+        if any(bool(group.get(option)) != wanted for group in optimizer.param_groups):
+            raise UserError(
+                f"The recipe asks for {option}={wanted}, which the function that makes the "
+                "optimizer does not pass on.",
+                "Write lambda model, **how: AdamW(model.parameters(), **how) or the like, or leave "
+                "optimizer= out of the recipe.",
+            )
 
 
 def _reads_rates_on_device(parts: StepParts, optimizer: torch.optim.Optimizer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
@@ -76,7 +76,6 @@ def optimize(
     if step.parts.master_weights:
         widen_outside_calls(model, first.device)
     if step.optimizer is not None:
-        _check_update(step.optimizer, step.parts.optimizer_options)
         keep_state_dicts(model, step.optimizer)
         _refuse_second_update(step, step.optimizer)
     if step.graph is not None:
@@ -98,17 +97,6 @@ def _check_model(model: nn.Module) -> None:
             "An earlier steplab.optimize keeps this model's weights in 16 bits.",
             "Make the model anew, and load its state_dict().",
         )
-
-
-def _check_update(optimizer: torch.optim.Optimizer, asked: Mapping[str, bool]) -> None:
-    """Refuse an optimizer whose maker did not pass on what the recipe asks for."""
-    for option, wanted in asked.items():
-        if any(bool(group.get(option)) != wanted for group in optimizer.param_groups):
-            raise UserError(
-                f"The recipe asks for {option}={wanted}, which the optimizer does not have.",
-                "Let the function that makes it pass its keywords on: lambda model, **how: "
-                "AdamW(model.parameters(), **how); or leave optimizer= out of the recipe.",
-            )
 
 
 def _refuse_second_update(step: Step, optimizer: torch.optim.Optimizer) -> None:
