@@ -150,6 +150,33 @@ def test_words_for_a_script_without_two_dashes_say_where_they_belong(capsys, tmp
     assert "gpt and --script train.py both name what is tuned." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("against", [[], ["--against", "compile=whole"]])
+def test_the_search_knows_what_a_script_has_already(against, capsys, tmp_path, monkeypatch):
+    """Also where the winner is compared with something else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    own, asked = parse_recipe("precision=bf16"), []
+
+    def found(spec, options, *rest):
+        asked.append(options)
+        return Ladder("id", spec, ENVIRONMENT, winner=own, own=options.own), MagicMock()
+
+    worker = MagicMock()
+    worker.return_value.__enter__.return_value.environment.return_value = ENVIRONMENT
+    monkeypatch.setattr("steplab.cli.tune.ReferenceWorker", worker)
+    monkeypatch.setattr("steplab.cli.tune.WorkerPool", MagicMock())
+    monkeypatch.setattr("steplab.cli.tune.lift_script", lambda spec, *rest: (spec, own))
+    monkeypatch.setattr("steplab.cli.tune.tune", found)
+    files = OutcomeFiles(Path("report.html"), Path("r.toml"))
+    monkeypatch.setattr("steplab.cli.tune.write_outcome", lambda *rest: files)
+    assert main(["tune", "--script", "train.py", "--store", "runs", *against]) == 0
+    assert asked[0].own == own
+    assert asked[0].against == (parse_recipe("compile=whole") if against else None)
+    printed = capsys.readouterr().out
+    assert "train.py has this already: nothing to gain" in printed
+    assert "in your own loop" not in printed
+
+
 @pytest.mark.slow
 def test_a_script_that_fails_by_itself_is_told_by_its_last_words(capsys, tmp_path, monkeypatch):
     """No factory would help it."""
