@@ -1,11 +1,13 @@
 """What is not finite bounds no error: over NaN and infinity the gate is never green."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from steplab.core.errors import MeasurementError
 from steplab.verify.judge import GROUPS, judge
-from steplab.verify.numerics import NumericsSnapshot
+from steplab.verify.numerics import NAN_BUFFERS, NumericsSnapshot
 from steplab.verify.references import make_references
 from steplab.verify.shapes import shapes_to_try
 from tests.verify.planted import own_file
@@ -50,6 +52,16 @@ def test_nor_does_a_peer_and_a_candidate_is_too_far_off(group, value):
     assert red(snapshot(), wrong, snapshot()) == {group: "unverified: w is not finite in the peer"}
     found = red(wrong, snapshot(), snapshot())
     assert list(found) == [group] and "too far from fp64; worst w: error inf" in found[group]
+
+
+def test_a_buffer_with_nan_that_the_truth_does_not_have_is_red_and_named():
+    lost = snapshot()
+    lost = replace(
+        lost, groups={**lost.groups, NAN_BUFFERS: {"w": torch.tensor([1.0, 0.0]).double()}}
+    )
+    found = red(lost, snapshot(), snapshot())
+    assert list(found) == [NAN_BUFFERS] and "worst w" in found[NAN_BUFFERS]
+    assert red(lost, lost, lost) == {}
 
 
 @pytest.mark.parametrize("word", ["nan", "inf"])

@@ -15,7 +15,14 @@ from torch import Tensor
 from steplab.core.ladder import BIT_EQUAL, WITHIN_ROUNDING, Check
 from steplab.verify.budgets import disagreement, errors_of, worst
 from steplab.verify.lost_signs import lost_signs, without_lost
-from steplab.verify.numerics import BUFFERS, CHOICES, OUTPUTS, STATE, NumericsSnapshot
+from steplab.verify.numerics import (
+    BUFFERS,
+    CHOICES,
+    NAN_BUFFERS,
+    OUTPUTS,
+    STATE,
+    NumericsSnapshot,
+)
 from steplab.verify.ranks import check_agreement
 
 # A tensor that could be zero and still be within its budget cannot be judged. Such tensors (noise
@@ -42,7 +49,7 @@ def judge(
     if not any(truth.groups.get(group) for group in RESULTS):
         nothing = "unverified: nothing that the model predicts is a tensor"
         return (Check(f"{OUTPUTS} {where}".strip(), False, nothing),)
-    candidate, truth, *peers = _with_all_state((candidate, truth, *peers))
+    candidate, truth, *peers = _complete((candidate, truth, *peers))
     lost = lost_signs(peers, truth)
     found, *others = (without_lost(one, lost, truth) for one in (candidate, *peers))
     checks = [_check(group, found, others, truth, where) for group in _in_order(truth)]
@@ -53,15 +60,16 @@ def judge(
     return tuple(checks)
 
 
-def _with_all_state(snapshots: Sequence[NumericsSnapshot]) -> list[NumericsSnapshot]:
-    """Return the snapshots with zeros for state that only some have.
+def _complete(snapshots: Sequence[NumericsSnapshot]) -> list[NumericsSnapshot]:
+    """Return the snapshots with zeros for what only some have.
 
     An optimizer keeps nothing for a parameter without a gradient: an expert that no token chose.
+    Where a buffer has no NaN, nothing marks it.
     """
     shapes: dict[str, dict[str, Tensor]] = {}
     for snapshot in snapshots:
         for group, members in snapshot.groups.items():
-            if group.startswith(STATE):
+            if group == NAN_BUFFERS or group.startswith(STATE):
                 shapes.setdefault(group, {}).update(members)
     zeros = {g: {n: torch.zeros_like(t) for n, t in found.items()} for g, found in shapes.items()}
     complete = []

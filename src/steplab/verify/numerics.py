@@ -46,6 +46,7 @@ _SEED = 20_011
 PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits", "exact")
 OUTPUTS, CHOICES = "outputs", "choices"
 BUFFERS = "buffers"
+NAN_BUFFERS = "NaN in buffers"
 STATE = "optimizer"  # begins the name of a group of the optimizer's state
 # Of the significand, the hidden one included. Products of fp8 numbers give bf16 ones.
 BITS = {"fp32": 24, "tf32": 11, "bf16": 8, "fp16": 11, "fp8": 8}
@@ -58,8 +59,9 @@ class NumericsSnapshot:
     Groups by name: "weights" (as assembled), "outputs" (predictions, and each metric over all
     steps), "choices" (predictions that are integers or booleans), "loss" (one per step),
     "gradients" (of each parameter, in each gradient step), "update" (how far each parameter has
-    moved after all steps), "batches" (each micro-batch that was fed), "buffers", and one group for
-    each key of the optimizer's state. Where several ranks share the step, this is what they have
+    moved after all steps), "batches" (each micro-batch that was fed), "buffers", "NaN in
+    buffers" (where it is, of those that have any), and one group for each key of the optimizer's
+    state. Where several ranks share the step, this is what they have
     together. Over many steps: "losses" and "moves" (of all parameters), by quarters, and
     for each quarter the average of a metric ("outputs") and how far a buffer moved ("buffers").
     """
@@ -347,6 +349,8 @@ def _sketch_batch(batch: Any) -> Tensor:
 def _lasting(step: Step) -> dict[str, dict[str, Tensor]]:
     """Sketch what else lives on between steps: buffers, and the optimizer's state by its key."""
     groups: dict[str, dict[str, Tensor]] = {BUFFERS: _buffers(step)}
+    unset = {name: whole(buffer).isnan() for name, buffer in step.model.named_buffers()}
+    groups[NAN_BUFFERS] = {name: sketch(where) for name, where in unset.items() if where.any()}
     names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
     for p, state in step.optimizer.state.items() if step.optimizer is not None else ():
         for key, value in state.items():
@@ -359,9 +363,13 @@ def _lasting(step: Step) -> dict[str, dict[str, Tensor]]:
 
 
 def _buffers(step: Step) -> dict[str, Tensor]:
-    """Sketch the buffers. A mask may hold infinities, which have no distance: they become ones."""
+    """Sketch the buffers, with other numbers for what has no distance.
+
+    A mask may hold infinities: they become ones. NaN may say that nothing was seen yet: it becomes
+    zero, and where it was is a group of its own.
+    """
     finite = {
-        name: torch.nan_to_num(whole(buffer), float("nan"), posinf=1.0, neginf=-1.0)
+        name: torch.nan_to_num(whole(buffer), 0.0, posinf=1.0, neginf=-1.0)
         for name, buffer in step.model.named_buffers()
     }
     return {name: sketch(buffer) for name, buffer in finite.items()}

@@ -84,6 +84,7 @@ LIES = [
     technique("statistics_twice", "batchnorm_blocks", "buffers", "num_batches_tracked"),
     technique("statistics_frozen", "batchnorm_convnet", "buffers", "norms.0.running_mean"),
     technique("average_not_kept", "buffers", "buffers", "seen"),
+    technique("unseen_as_zero", "unseen", "NaN in buffers", "best"),
     technique("forgets_momentum", "plain_mlp", "optimizer momentum_buffer", "weight"),
     technique("rounded_moments", "tied_weights", "optimizer exp_avg_sq", "blocks"),
     technique("decay_left_out", "tied_weights", "update", "norm.weight"),
@@ -166,6 +167,7 @@ HONEST = [
     "much_noise",
     "token_ids",
     "hits",
+    "unseen",
 ]
 BLOCKS = [
     *("batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"),
@@ -179,5 +181,5 @@ NARROW = [
 RECIPES = [
     *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
     *((name, "checkpointing=blocks") for name in BLOCKS),
-    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm", "much_noise")),
+    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm", "much_noise", "unseen")),
 ]

@@ -65,6 +65,11 @@ def average_not_kept(parts: StepParts) -> None:
     parts.model.forward = restored
 
 
+def unseen_as_zero(parts: StepParts) -> None:
+    """What was not seen yet is zero instead of NaN."""
+    parts.model.best.nan_to_num_()
+
+
 def forgets_momentum(parts: StepParts) -> None:
     """The optimizer's state is thrown away before every step."""
     replace_step(parts, lambda optimizer: optimizer.state.clear())
