@@ -10,6 +10,7 @@ def standard_normal(dtype):
     return torch.distributions.Normal(torch.zeros(33, dtype=dtype), torch.ones(33, dtype=dtype))
 
 
+SHARES = torch.linspace(0, 1, 33)
 DRAWS = {
     "rand": lambda dtype: torch.rand(64, 33, dtype=dtype),
     "rand of a list": lambda dtype: torch.rand([64, 33], dtype=dtype),
@@ -21,6 +22,11 @@ DRAWS = {
     "normal of numbers": lambda dtype: torch.normal(0.0, 2.0, (64, 33), dtype=dtype),
     "a distribution": lambda dtype: standard_normal(dtype).rsample((64,)),
     "a sample of it": lambda dtype: standard_normal(dtype).sample((64,)),
+    "normal_": lambda dtype: torch.empty(64, 33, dtype=dtype).normal_(1.0, 2.0),
+    "uniform_": lambda dtype: torch.empty(64, 33, dtype=dtype).uniform_(-1, to=1),
+    "exponential_": lambda dtype: torch.empty(64, 33, dtype=dtype).exponential_(2.0),
+    "bernoulli_": lambda dtype: torch.empty(64, 33, dtype=dtype).bernoulli_(0.25),
+    "bernoulli_ of shares": lambda dtype: torch.empty(64, 33, dtype=dtype).bernoulli_(SHARES),
     "bernoulli": lambda dtype: torch.bernoulli(torch.full((64, 33), 0.5, dtype=dtype)),
 }
 
@@ -39,11 +45,21 @@ def test_every_dtype_gets_the_same_numbers_rounded(name):
     assert not torch.equal(DRAWS[name](torch.float64), wide)  # chance is back
 
 
-@pytest.mark.parametrize("name, mean, spread", [("rand", 0.5, 1 / 12), ("randn", 0.0, 1.0)])
-def test_they_look_like_noise(name, mean, spread):
+@pytest.mark.parametrize(
+    "draw, mean, spread",
+    [
+        (lambda x: torch.rand_like(x), 0.5, 1 / 12),
+        (lambda x: torch.randn_like(x), 0.0, 1.0),
+        (lambda x: x.uniform_(1, 3), 2.0, 1 / 3),
+        (lambda x: x.normal_(1.0, 2.0), 1.0, 4.0),
+        (lambda x: x.exponential_(0.5), 2.0, 4.0),
+        (lambda x: x.bernoulli_(0.2), 0.2, 0.16),
+    ],
+)
+def test_they_look_like_noise(draw, mean, spread):
     with fixed_noise():
-        drawn = getattr(torch, name)(4096, dtype=torch.float64)
-    assert float(drawn.mean()) == pytest.approx(mean, abs=0.05)
+        drawn = draw(torch.empty(4096, dtype=torch.float64))
+    assert float(drawn.mean()) == pytest.approx(mean, abs=0.05 * spread**0.5)
     assert float(drawn.var()) == pytest.approx(spread, rel=0.1)
     for apart in (1, 2, 16, 64):
         together = torch.stack([drawn[apart:], drawn[:-apart]])
@@ -52,7 +68,7 @@ def test_they_look_like_noise(name, mean, spread):
 
 def test_compiled_code_gets_them_too_and_draws_again_afterwards():
     def noisy(x):
-        return x + torch.randn_like(x)
+        return x + torch.randn_like(x) + torch.empty_like(x).normal_(0, 2.0)
 
     compiled, x = torch.compile(noisy, backend="aot_eager", fullgraph=True), torch.ones(8)
     with fixed_noise():

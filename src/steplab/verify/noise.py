@@ -1,10 +1,10 @@
 """Nothing is left to chance while numerics are compared: dropout is off, and noise stands still.
 
 Two implementations never draw the same numbers, and neither do two dtypes. So torch's functions
-that draw give numbers that depend on their shape alone, in any dtype and in compiled code too.
-Methods that fill a tensor in place (`normal_`, `exponential_`) stay as they are: Dynamo does not
-see functions put in their place. What Python and numpy draw (a layer that is skipped now and then)
-is the same for all who ask as often.
+that draw give numbers that depend on their shape alone, in any dtype and in compiled code too: the
+methods that fill a tensor in place through a mode of torch functions, which Dynamo traces, where it
+does not see another method put in their place. What Python and numpy draw (a layer that is skipped
+now and then) is the same for all who ask as often.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import normal as normal_distribution
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 DROPOUT = (
     "dropout",
@@ -59,11 +59,24 @@ def dropout_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fixed_noise() -> Iterator[None]:
-    """Let torch's functions that draw give the same numbers whenever they give the same shape."""
-    # `Normal.rsample` fills a tensor in place, in a function of its own.
-    with _replaced(torch, NOISE), _replaced(normal_distribution, {"_standard_normal": _randn_of}):
+def fixed_noise(in_place: bool = True) -> Iterator[None]:
+    """Let torch's functions that draw give the same numbers whenever they give the same shape.
+
+    `in_place`: so do methods that fill a tensor. All compiled code is compiled again when that
+    begins and when it ends, so a step that is measured afterwards does without.
+    """
+    with _replaced(torch, NOISE), FixedFills() if in_place else contextlib.nullcontext():
         yield
+
+
+class FixedFills(TorchFunctionMode):
+    """Fills tensors by FILLS."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or what stands for it."""
+        return FILLS.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -96,10 +109,6 @@ def _randn_like(x: Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> T
     return _like_asked(_normal(x.shape, how.get("device") or x.device), dtype or x.dtype, how)
 
 
-def _randn_of(shape: Any, dtype: torch.dtype, device: Any) -> Tensor:
-    return _normal(shape, device).to(dtype)
-
-
 def _normal_around(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, **how: Any
 ) -> Tensor:
@@ -114,6 +123,23 @@ def _normal_around(
 
 def _bernoulli(p: Tensor, *_: Any, **__: Any) -> Tensor:
     return (_flat_uniform(p.shape, p.device) < p.flatten()).reshape(p.shape).to(p.dtype)
+
+
+def _fill_normal(x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return x.copy_(_normal(x.shape, x.device) * std + mean)
+
+
+def _fill_uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **how: Any) -> Tensor:
+    low, high = how.get("from", low), how.get("to", high)
+    return x.copy_(_uniform(x.shape, x.device) * (high - low) + low)
+
+
+def _fill_exponential(x: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+    return x.copy_(_flat_uniform(x.shape, x.device).log().reshape(x.shape) / -lambd)
+
+
+def _fill_bernoulli(x: Tensor, p: Tensor | float = 0.5, **_: Any) -> Tensor:
+    return x.copy_(_bernoulli(torch.as_tensor(p, device=x.device).expand(x.shape)))
 
 
 def _uniform(shape: Any, device: Any) -> Tensor:
@@ -160,4 +186,10 @@ NOISE: Mapping[str, Callable[..., Any]] = {
     "randn_like": _randn_like,
     "bernoulli": _bernoulli,
     "normal": _normal_around,
+}
+FILLS: Mapping[Any, Callable[..., Any]] = {
+    Tensor.normal_: _fill_normal,
+    Tensor.uniform_: _fill_uniform,
+    Tensor.exponential_: _fill_exponential,
+    Tensor.bernoulli_: _fill_bernoulli,
 }

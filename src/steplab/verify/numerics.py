@@ -85,12 +85,18 @@ class NumericsSnapshot:
 
 
 def take_snapshot(
-    step: Step, spec: RunSpec, rate: float = 1.0, doubled: bool = False, curves: bool = False
+    step: Step,
+    spec: RunSpec,
+    rate: float = 1.0,
+    doubled: bool = False,
+    curves: bool = False,
+    measured: bool = False,
 ) -> NumericsSnapshot:
     """Run STEPS steps of a freshly assembled step, whose learning rate is multiplied by `rate`.
 
     The random numbers are seeded first, so that every process gets the same batches. With `doubled`
     the model has been cast to fp64. With `curves` many more steps are run, and less of them kept.
+    With `measured` the step is the one that will be: it fills no tensor at random.
     """
     scale_learning_rates(step, rate)
     seed_all(spec.seed)
@@ -99,7 +105,7 @@ def take_snapshot(
     groups = {"batches": _sketch_batches(step, batches)}
     look = _curves if curves else _snapshot
     if not doubled:
-        with fixed_noise():
+        with fixed_noise(in_place=not measured):
             return look(step, batches, groups)
     torch.set_default_dtype(torch.float64)  # for tensors that a model makes in its forward pass
     try:

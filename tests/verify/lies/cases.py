@@ -20,7 +20,10 @@ from tests.verify.planted import PLANTED
 HERE = Path(__file__).parent
 WRONG = "wrong_models"
 BF16_WEIGHTS = "precision=bf16-weights,optimizer=one-pass"
-DRAWING = ("dropout", "functional_dropout", "noise", "much_noise", "sampled")
+DRAWING = (
+    *("dropout", "functional_dropout", "noise", "much_noise", "sampled", "filled_noise"),
+    "dropped_paths",
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ LIES = [
     technique("frozen_metrics", "counted", "outputs", "accuracy"),
     technique("frozen_metrics", "hits", "outputs", "right"),
     technique("scaled_logits", "padded", "outputs", "prediction 0"),
+    technique("scaled_logits", "filled_noise", "outputs", "prediction 0"),
+    technique("other_gelu", "filled_noise", "gradients", "net.0"),
     technique("bf16_loss", "tied_weights", "loss", "step"),
     technique("lost_row", "tied_weights", "gradients", "embedding.weight"),
     technique("weights_lost_in_bf16", "tied_weights", "update", "norm.weight"),
@@ -168,6 +173,7 @@ HONEST = [
     "token_ids",
     "hits",
     "unseen",
+    "filled_noise",
 ]
 BLOCKS = [
     *("batchnorm_blocks", "dropout", "functional_dropout", "tied_weights", "moe_with_ties"),
@@ -177,9 +183,10 @@ NARROW = [
     *("relu_convnet", "batchnorm_blocks", "dropout", "tied_weights", "two_losses"),
     *("moe_with_ties", "contrastive", "counted", "sampled", "skipped_layers"),
     *("complex_buffers", "teacher_and_queue", "gradient_penalty", "dropped_paths"),
+    *("post_norm", "much_noise", "unseen", "filled_noise"),
 ]
 RECIPES = [
     *((name, word) for word in ("precision=bf16", "optimizer=foreach") for name in HONEST),
     *((name, "checkpointing=blocks") for name in BLOCKS),
-    *((name, BF16_WEIGHTS) for name in (*NARROW, "post_norm", "much_noise", "unseen")),
+    *((name, BF16_WEIGHTS) for name in NARROW),
 ]

@@ -421,6 +421,25 @@ def counted():
     return steplab.UserModel(net, vectors(16), loss)
 
 
+class FilledNoise(nn.Module):
+    """Noise that is filled in place: `normal_` draws other numbers in fp64 than in fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 32), nn.GELU())
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        if not self.training:
+            return self.head(self.net(x))
+        h = self.net(x + torch.empty_like(x).normal_(0, 0.1))
+        return self.head(h * (torch.empty_like(h).uniform_() > 0.1).to(h.dtype) / 0.9)
+
+
+def filled_noise():
+    return steplab.UserModel(FilledNoise(), vectors(16), classify)
+
+
 class SampledAutoencoder(Autoencoder):
     """Its noise comes from torch.distributions."""
 
