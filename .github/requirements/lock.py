@@ -3,8 +3,8 @@
     python .github/requirements/lock.py
 
 Run it after a change of constraints.txt or of the dependencies in pyproject.toml. pip resolves for
-every torch and every Python and installs nothing; it needs the network and about ten minutes. The
-pins of constraints.txt hold, except torch's own and those in OTHER_PINS.
+every torch and every Python and installs nothing; it needs the network and about fifteen minutes.
+The pins of constraints.txt hold, except torch's own and those in OTHER_PINS.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ import sys
 import tempfile
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 TORCHES = ("2.11", "2.13", "2.15")
+DEVELOPMENT = ("dev", "docs", "gpu")
+LIBRARIES = ("test", "hf", "accelerate", "lightning")  # for tests against those of others
 # Triton 3.6, which comes with torch 2.11, interprets kernels with numpy below 2.4 only.
 OTHER_PINS = {"2.11": {"numpy": "2.3.5"}}
 HEADER = "# Written by lock.py for Python {}. Linux, x86-64.\n"
 
 
 def main() -> None:
-    """Write torch-*.txt and audit.txt."""
+    """Write torch-*.txt, libraries.txt and audit.txt."""
     for torch in TORCHES:
         pins = pinned() | {"torch": f"{torch}.*"} | OTHER_PINS.get(torch, {})
         if pins["torch"] != f"{pinned()['torch'].rpartition('.')[0]}.*":
             del pins["triton"]  # each torch brings its own
-        write(HERE / f"torch-{torch}.txt", requirements(), pins)
+        write(HERE / f"torch-{torch}.txt", requirements(DEVELOPMENT), pins)
+    write(HERE / "libraries.txt", requirements(LIBRARIES), pinned(), ["3.12"])
     write(HERE / "audit.txt", ["pip-audit"], {})
 
 
@@ -43,13 +47,13 @@ def pinned() -> dict[str, str]:
     return dict(line.split("==") for line in lines if "==" in line)
 
 
-def requirements() -> list[str]:
-    """Return what the package, its extras for development and its build need, as pyproject says."""
+def requirements(chosen: Iterable[str]) -> list[str]:
+    """Return what the package, these extras and its build need, as pyproject says."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     found = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     found.append("editables")  # hatchling asks for it when it installs the source tree in place
-    wanted = ["dev", "docs", "gpu"]
+    wanted = [*chosen]
     for extra in wanted:
         for line in extras[extra]:
             own = re.fullmatch(r"steplab\[(.*)\]", line)
@@ -60,15 +64,17 @@ def requirements() -> list[str]:
     return found
 
 
-def write(path: Path, wanted: list[str], pins: dict[str, str]) -> None:
-    """Resolve for every Python and write one file that serves all of them."""
+def write(
+    path: Path, wanted: list[str], pins: dict[str, str], pythons: Sequence[str] = PYTHONS
+) -> None:
+    """Resolve for these Pythons and write one file that serves all of them."""
     hashes: defaultdict[str, set[str]] = defaultdict(set)
-    for python in PYTHONS:
+    for python in pythons:
         print(path.name, "for Python", python, flush=True)
         for name, version, found in resolve(wanted, pins, python):
             pins = pins | {name: version}  # the same version for the Pythons that follow
             hashes[name].add(found)
-    lines = [HEADER.format(", ".join(PYTHONS))]
+    lines = [HEADER.format(", ".join(pythons))]
     for name, found in sorted(hashes.items()):
         lines.append(f"{name}=={pins[name]} \\\n")
         lines.append(" \\\n".join(f"    --hash=sha256:{digest}" for digest in sorted(found)) + "\n")

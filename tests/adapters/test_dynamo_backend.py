@@ -31,15 +31,17 @@ def declared(monkeypatch):
 def test_torch_compile_finds_the_backend_and_substitutes(declared):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 8, 4, requires_grad=True) for _ in range(3))
-    mask = torch.ones(8, 8, dtype=torch.bool).tril()
 
     def attend(q, k, v):
+        mask = torch.ones(8, 8, dtype=torch.bool).tril()
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().mean()
 
+    before = len(substituting_backend().graphs)
     compiled = torch.compile(attend, backend="steplab")
     found, expected = compiled(q, k, v), attend(q, k, v)
     torch.testing.assert_close(found, expected)
     mine, theirs = (torch.autograd.grad(loss, (q, k, v)) for loss in (found, expected))
     for one, two in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, two)
-    assert substituting_backend().graphs  # it was this backend that compiled
+    (compiled_here,) = substituting_backend().graphs[before:]
+    assert "is_causal" in [one.what for one in compiled_here]

@@ -29,6 +29,13 @@ def locked(name: str) -> dict[str, str]:
     return found
 
 
+def assert_locked(found: dict[str, str], extras: tuple[str, ...], pins: dict[str, str]) -> None:
+    """Every requirement must be there, and what is pinned in its pinned version."""
+    needed = {re.match(r"[\w-]+", line)[0] for line in lock.requirements(extras)}
+    assert needed <= set(found), AGAIN
+    assert all(pins.get(name, version) == version for name, version in found.items()), AGAIN
+
+
 @pytest.mark.parametrize("torch", lock.TORCHES)
 def test_the_files_agree_with_the_pins(torch):
     found = locked(f"torch-{torch}.txt")
@@ -36,16 +43,19 @@ def test_the_files_agree_with_the_pins(torch):
     pins = lock.pinned()
     if found["torch"] != pins["torch"]:
         del pins["torch"], pins["triton"]
-    pins |= lock.OTHER_PINS.get(torch, {})
-    assert {name: found.get(name) for name in pins} == pins, AGAIN
-    needed = {re.match(r"[\w-]+", line)[0] for line in lock.requirements()}
-    assert needed <= set(found), AGAIN
+    assert_locked(found, lock.DEVELOPMENT, pins | lock.OTHER_PINS.get(torch, {}))
+
+
+def test_the_libraries_of_others_agree_with_the_pins():
+    found = locked("libraries.txt")
+    assert_locked(found, lock.LIBRARIES, lock.pinned())
+    assert set(lock.pinned()) <= {*found, *locked("torch-2.13.txt")}, AGAIN
 
 
 def test_the_workflow_installs_these_files_alone():
     assert set(re.findall(r'torch: "([\d.]+)"', WORKFLOW)) == set(lock.TORCHES)
     assert set(re.findall(r'python: "([\d.]+)"', WORKFLOW)) == set(lock.PYTHONS)
-    assert WORKFLOW.count("--require-hashes --no-deps -r") == 3
+    assert WORKFLOW.count("--require-hashes --no-deps -r") == 4
     assert locked("audit.txt")["pip-audit"]
 
 

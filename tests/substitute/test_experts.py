@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import sys
 from dataclasses import replace
 
 import pytest
@@ -116,7 +117,8 @@ def test_one_config_decides_for_all_its_experts(interface):
     assert config._experts_implementation == "eager" and other._experts_implementation == NAME
 
 
-def test_without_transformers_nothing_is_looked_at():
+def test_without_transformers_nothing_is_looked_at(monkeypatch):
+    monkeypatch.delitem(sys.modules, "transformers.integrations.moe", raising=False)
     assert MODULE_REWRITE.replace(Mixture(Config(), Experts), PLAIN) == []
 
 
