@@ -1,6 +1,8 @@
 """A loop with the Accelerator itself."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +45,19 @@ def train(accelerator, model, compute, optimizer, rows):
             optimizer.zero_grad()
             losses.append(value.item())
     return losses
+
+
+def test_the_lines_of_the_page_run():
+    page = (Path(__file__).parents[2] / "docs" / "own_models.md").read_text()
+    (lines,) = re.findall(r"^```text\n([^`]*optimize_for.*?)^```", page, re.M | re.S)
+    model = torch.nn.Linear(4, 4)
+    names = {"accelerator": Accelerator(cpu=True), "model": model, "loss": loss}
+    names["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    names["loader"] = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
+    before = model.weight.detach().clone()
+    exec(lines.replace("recipe.toml", "plain"), names)
+    assert len(names["meter"].summary().data_wait.values) == 2
+    assert not torch.equal(model.weight, before)
 
 
 @pytest.mark.parametrize("recipe", ["plain", "optimizer=foreach"])

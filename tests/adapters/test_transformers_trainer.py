@@ -1,5 +1,8 @@
 """The mixin against Hugging Face's Trainer itself."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -77,6 +80,20 @@ def test_the_trainer_trains_the_same(tmp_path, recipe, tolerance):
         torch.testing.assert_close(found[name], weight, rtol=tolerance * 100, atol=tolerance)
     assert (tuned.step.optimizer is None) == ("optimizer" not in recipe)
     assert tuned.evaluate()["eval_loss"] > 0
+
+
+def test_the_lines_for_the_trainer_do_what_they_replace(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "own_loop.md").read_text()
+    section = page.split("## In the Trainer, Lightning or Accelerate")[1].split("\n## ")[0]
+    losses = []
+    for lines in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
+        quick = "max_steps=3, logging_steps=1, use_cpu=True, report_to=[], disable_tqdm=True"
+        lines = lines.replace("max_steps=1000", quick).replace("checkpoints", str(tmp_path))
+        torch.manual_seed(0)
+        names = {"model": llama(), "data": texts()}
+        exec(lines.replace("recipe.toml", "precision=bf16"), names)
+        losses.append([e["loss"] for e in names["trainer"].state.log_history if "loss" in e])
+    assert len(losses[0]) == 3 and losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_every_step_of_the_trainer_runs_compiled_code(tmp_path):

@@ -2,8 +2,9 @@
 
 step, optimizer = optimize_for(accelerator, model, loss, "recipe.toml", optimizer)
 optimizer, loader = accelerator.prepare(optimizer, loader)
+meter = steplab.Meter(step.model)
 for batch in loader:
-    with accelerator.accumulate(step.model):
+    with meter.step(tokens=batch.numel()), accelerator.accumulate(step.model):
         accelerator.backward(step.loss(batch).loss)
         optimizer.step()
         optimizer.zero_grad()
