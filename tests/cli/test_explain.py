@@ -60,7 +60,7 @@ def test_a_named_run_without_faults(store, capsys):
     store.save(stalled(4.0))
     assert main(["explain", clean.id, "--store", str(store.root)]) == 0
     out = capsys.readouterr().out
-    assert clean.id in out and "no rule is sure of a fault" in out
+    assert clean.id in out and "No finding worth 3 % of the step or more." in out
 
 
 def test_notes_are_brief(store, capsys):
@@ -111,7 +111,7 @@ def test_of_a_step_that_was_not_measured_nothing_is_said(store, capsys):
     store.save(replace(run, status="failed", reason="OSError: disk gone", clock=None))
     assert main(["explain", "--store", str(store.root)]) == 0
     said = capsys.readouterr().out
-    assert "no step was measured, so no rule can tell" in said and "no rule is sure" not in said
+    assert "no step was measured, so no rule can tell" in said and "No finding" not in said
 
 
 def test_a_trace_of_any_name_and_never_a_folder(tmp_path, store, capsys):

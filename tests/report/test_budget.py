@@ -13,6 +13,7 @@ from steplab.core.budget import COMPUTED_AGAIN, TERMS
 from steplab.core.codec import decode, encode
 from steplab.report.budget import budget_table, print_budget
 from steplab.report.export import to_csv, to_json, to_markdown
+from steplab.report.pages.budget import budget_html
 from steplab.trace.analysis import run_budget
 from tests.compare.sides import run_of
 from tests.report.analyses import analysis_of
@@ -107,6 +108,14 @@ def test_without_a_device_there_are_operators_and_no_ideal():
     text = printed(budget(alone, on_device=False))
     assert "operators" in text and "host  Python and framework" in text and "calls" in text
     assert "ideal" not in text and "kernels" not in text
+
+
+def test_simt_is_a_word_for_gpus():
+    product = replace(step(), categories=(Category("matmul fp32 simt", 7.0, 3),))
+    for words in (printed, budget_html):
+        assert "matmul fp32 simt" in str(words(budget(product)))
+        text = str(words(budget(product, on_device=False)))
+        assert "matmul fp32" in text and "fp32 simt" not in text
 
 
 def test_a_narrow_screen_and_plain_letters():

@@ -90,7 +90,7 @@ def _budget_parts(budget: Budget) -> dict[str, Part]:
     count, kernels = len(budget.steps), budget.term_name("kernels")
     sums: dict[str, float] = {}
     for step in budget.steps:
-        parts = [(f"{kernels}: {c.name}", c.ms) for c in step.categories]
+        parts = [(f"{kernels}: {budget.term_name(c.name)}", c.ms) for c in step.categories]
         others = [(term, ms) for term, ms in step.terms.items() if term != "kernels" and ms]
         parts += [(budget.term_name(term), ms) for term, ms in others]
         uncategorized = step.terms.get("kernels", 0.0) - sum(c.ms for c in step.categories)

@@ -17,7 +17,8 @@ TERMS = (
     "launch",  # nothing ran; the host had not yet launched the next work
     "dispatch",  # nothing ran; the next work was launched already, the device had not begun it
 )
-ON_HOST = {"kernels": "operators", "launch": "host"}  # what terms are called without a GPU
+# What terms and categories are called without a GPU.
+ON_HOST = {"kernels": "operators", "launch": "host", "matmul fp32 simt": "matmul fp32"}
 CLOSED = 0.02  # a residual above this share of a step is pointed out
 COMPUTED_AGAIN = "computed again from the first trace: the budget stored with the Run differs"
 
@@ -112,7 +113,7 @@ class Budget:
         return self.typical.wall_ms / self.unprofiled_ms if self.unprofiled_ms else None
 
     def term_name(self, term: str) -> str:
-        """Return what a term is called: without a GPU there are operators and the host."""
+        """Return what a term or category is called: without a GPU there are operators, a host."""
         return term if self.on_device else ON_HOST.get(term, term)
 
     def begins_with(self, other: Budget) -> bool:

@@ -14,7 +14,7 @@ from steplab.trace.ranks.analysis import RanksRecord
 
 NOTE_SHARE = 0.03  # of the step, or of the device's memory
 WIDTH = 100
-NO_FINDING = "no rule is sure of a fault that is worth 3 % of the"
+NO_FINDING = "No finding worth 3 % of the {} or more."
 NOT_MEASURED = "no step was measured, so no rule can tell what slows it down"
 
 
@@ -70,7 +70,8 @@ class Findings(tuple[Finding, ...]):
             yield from _part("remedy", finding.remedy)
             yield from _part("gain", _gain(finding, self.case))
         if not record.findings:
-            yield f"{NO_FINDING} {_whole(self.case)}" if self.case.step_ms > 0 else NOT_MEASURED
+            known = self.case.step_ms > 0
+            yield NO_FINDING.format(_whole(self.case)) if known else NOT_MEASURED
         if record.notes:
             yield ""
             yield "notes: small, not sure, or the price that every step like this pays:"

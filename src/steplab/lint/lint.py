@@ -124,7 +124,7 @@ def _varying_sizes(observed: Sequence[ObservedStep]) -> list[set[int]]:
     each = [
         {size for key in keys for shape in one.shapes[key] for size in shape} for one in observed
     ]
-    return [sizes - set.intersection(*each) for sizes in each]
+    return [sizes - each[0].intersection(*each) for sizes in each]
 
 
 def _varying_places(observed: Sequence[ObservedStep]) -> list[OpLocation]:

@@ -200,7 +200,7 @@ def _lines(
         if term == "kernels":
             own = Category.total(name, step.categories) if step.categories else None
             yield _Line(name, ms, begin, term, kernels=own)
-            yield from _categories(step, small * step.wall_ms)
+            yield from _categories(budget, step, small * step.wall_ms)
         else:
             yield _Line(name, ms, begin, term)
         if term == "communication":
@@ -217,7 +217,7 @@ def _parts(communication: Mapping[str, float], begin: float) -> Iterator[_Line]:
         begin += ms
 
 
-def _categories(step: StepBudget, small_ms: float) -> Iterator[_Line]:
+def _categories(budget: Budget, step: StepBudget, small_ms: float) -> Iterator[_Line]:
     """Yield a row per category; several that are small share the last one."""
     shown = [category for category in step.categories if category.ms >= small_ms]
     rest = step.categories[len(shown) :]
@@ -225,5 +225,6 @@ def _categories(step: StepBudget, small_ms: float) -> Iterator[_Line]:
         rest = (Category.total(f"{len(rest)} smaller", rest),)
     begin = 0.0
     for category in (*shown, *rest):
-        yield _Line(category.name, category.ms, begin, "kernels", True, category)
+        name = budget.term_name(category.name)
+        yield _Line(name, category.ms, begin, "kernels", True, category)
         begin += category.ms

@@ -57,7 +57,7 @@ def analyze(
         syncs = _borrow_syncs(syncs, lent_syncs, there[-1].number)
         stacks = Stacks(HostView(lending), there, rows)
         notes += [f"the detailed step: {omission}" for omission in detail.omissions]
-        notes.append(f"{units.percent(share)} of the time matched work of the detailed step")
+        notes.append(f"lines and modules are known for {units.percent(share)} of the time")
     waits = waits_for_host(trace, windows, work, syncs)
     silences, syncs = one_cause_each(
         find_silences(view, windows, waits, labels, stacks), syncs, data_ranges(trace), labels

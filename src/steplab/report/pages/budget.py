@@ -11,11 +11,11 @@ from steplab.report.markup import NOTHING, Html, element, join
 def budget_html(budget: Budget) -> Html:
     """Return bar, table and remarks for the typical step."""
     step = budget.typical
-    parts = [_bar(step), _legend(step), _table(step, budget)]
+    parts = [_bar(step, budget), _legend(step), _table(step, budget)]
     return join([*parts, *(element("p", note, class_="note") for note in _remarks(budget))])
 
 
-def _parts(step: StepBudget) -> list[tuple[str, str, float, Category | None]]:
+def _parts(step: StepBudget, budget: Budget) -> list[tuple[str, str, float, Category | None]]:
     """Class, name, milliseconds and category of every segment, in the order of the terms.
 
     The term `kernels` is shown as its categories, where there are any.
@@ -23,15 +23,17 @@ def _parts(step: StepBudget) -> list[tuple[str, str, float, Category | None]]:
     parts: list[tuple[str, str, float, Category | None]] = []
     for term in TERMS:
         if term == "kernels" and step.categories:
-            parts += [(category_class(c.name), c.name, c.ms, c) for c in step.categories]
+            parts += [
+                (category_class(c.name), budget.term_name(c.name), c.ms, c) for c in step.categories
+            ]
         else:
             parts.append((term_class(term), term, step.terms.get(term, 0.0), None))
     return [*parts, (term_class("residual"), "residual", max(step.residual_ms, 0.0), None)]
 
 
-def _bar(step: StepBudget) -> Html:
+def _bar(step: StepBudget, budget: Budget) -> Html:
     segments, strips = [], []
-    for css, name, ms, category in _parts(step):
+    for css, name, ms, category in _parts(step, budget):
         if ms <= 0:
             continue
         width = f"width:{step.share(ms) * 100:.3f}%"
@@ -74,7 +76,7 @@ def _table(step: StepBudget, budget: Budget) -> Html:
             rows.append(_row(mark, name, ms, step, own))
         if term == "kernels":
             rows += [
-                _row(category_class(c.name), c.name, c.ms, step, c, css="inner")
+                _row(category_class(c.name), budget.term_name(c.name), c.ms, step, c, css="inner")
                 for c in step.categories
             ]
     rows.append(_row(term_class("residual"), "residual", step.residual_ms, step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steplab.core import Budget, Cell, Column, Finding, Run, StepBudget, Table, units
+from steplab.core import Budget, Cell, Column, Finding, Run, Table, units
 from steplab.report.charts.colors import category_class
 from steplab.report.charts.memory import memory_svg
 from steplab.report.charts.rank_lanes import rank_lanes
@@ -72,11 +72,12 @@ def ranks_section(ranks: RanksAnalysis | None) -> Section:
 def categories_section(analysis: Analysis | None) -> Section:
     """Kernels by kind: one bar per category of the step, the longest first."""
     known = analysis is not None and analysis.budget.steps
-    bars = _category_bars(analysis.budget.typical) if analysis and known else NOTHING
+    bars = _category_bars(analysis.budget) if analysis and known else NOTHING
     return Section("categories", "Kinds of work", bars)
 
 
-def _category_bars(step: StepBudget) -> Html:
+def _category_bars(budget: Budget) -> Html:
+    step = budget.typical
     longest = max((category.ms for category in step.categories), default=0.0)
     rows = []
     for category in sorted(step.categories, key=lambda c: -c.ms):
@@ -84,7 +85,7 @@ def _category_bars(step: StepBudget) -> Html:
         bar = element("i", class_=category_class(category.name), style=f"width:{width:.2f}%")
         value = f"{units.milliseconds(category.ms)}, {units.percent(step.share(category.ms))}"
         cells = (
-            element("div", category.name, class_="label"),
+            element("div", budget.term_name(category.name), class_="label"),
             element("div", bar, class_="track"),
             element("div", value, class_="value"),
         )
@@ -149,7 +150,8 @@ def headroom_section(budget: Budget | None) -> Section:
 def _headroom(budget: Budget) -> Html:
     step = budget.typical
     rows: list[tuple[str, float, float | None]] = [
-        (c.name, c.ms, None if c.lost_ms is None else max(c.lost_ms, 0.0)) for c in step.categories
+        (budget.term_name(c.name), c.ms, None if c.lost_ms is None else max(c.lost_ms, 0.0))
+        for c in step.categories
     ]
     waits = {term_label(term, budget): step.terms.get(term, 0.0) for term in WAITING}
     rows += [(name, ms, ms) for name, ms in waits.items() if ms > 0]
