@@ -73,11 +73,7 @@ def optimize(
     step = build_step(workload, model, first.device, recipe, mode, clip)
     step.keeps_gradients = True
     step.awaits_batches = step.parts.batches_ahead > 0
-    if step.parts.master_weights:
-        widen_outside_calls(model, first.device)
-    if step.optimizer is not None:
-        keep_state_dicts(model, step.optimizer)
-        _refuse_second_update(step, step.optimizer)
+    _fit_into_loop(step)
     if step.graph is not None:
         step.graph.usual = UsualShapes()
     if step.parts.is_compiled:
@@ -97,6 +93,15 @@ def _check_model(model: nn.Module) -> None:
             "An earlier steplab.optimize keeps this model's weights in 16 bits.",
             "Make the model anew, and load its state_dict().",
         )
+
+
+def _fit_into_loop(step: Step) -> None:
+    """Let a loop call, save and load the model as without the recipe, and update it once a step."""
+    if step.parts.master_weights:
+        widen_outside_calls(step.model, step.parts.device)
+    if step.optimizer is not None:
+        keep_state_dicts(step.model, step.optimizer)
+        _refuse_second_update(step, step.optimizer)
 
 
 def _refuse_second_update(step: Step, optimizer: torch.optim.Optimizer) -> None:

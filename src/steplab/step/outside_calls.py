@@ -37,7 +37,7 @@ def widen_outside_calls(model: nn.Module, device: torch.device) -> None:
         return tree_map(_widened, output)
 
     # A method of the instance: a copy of the model has one of its own.
-    model.forward = MethodType(called, model)  # type: ignore[method-assign]
+    model.forward = MethodType(called, model)
 
 
 def step_dtypes(model: nn.Module, device: torch.device) -> torch.autocast | None:
