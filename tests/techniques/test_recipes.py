@@ -133,6 +133,7 @@ def test_words_change_a_file(tmp_path):
     ("text", "words"),
     [
         ("production-trainin", "Presets: development"),
+        ("optimizer=foreach,compile=blocks,compile.optimizer=true", "takes no rate that can"),
         ("production-training,prefetch=off", "no prefetch to take out of 'production-training'"),
         ("development,precision", "not technique=value"),
         ("production-inference,compile.mode=reduce-overhead", "graphs of its own"),

@@ -64,9 +64,15 @@ class Optimizer(Technique):
         )
 
     def conflict(self, settings: Mapping[str, Setting], recipe: Mapping[str, Settings]) -> str:
-        """There is nothing left to compile in the one pass, and 8 bits have limits."""
-        if settings["impl"] == ONE_PASS and recipe.get("compile", {}).get("optimizer"):
+        """There is nothing left to compile in the one pass, and 8 bits have limits.
+
+        Compiled updates read rates from tensors; outside a capture torch's foreach takes none.
+        """
+        is_compiled = bool(recipe.get("compile", {}).get("optimizer"))
+        if settings["impl"] == ONE_PASS and is_compiled:
             return "one-pass is a kernel already, so compile.optimizer has nothing to do"
+        if settings["impl"] == "foreach" and is_compiled and "cuda_graph" not in recipe:
+            return "torch's foreach update takes no rate that can change without compiling it anew"
         return _conflict_of_8bit(recipe) if settings["impl"] == ADAM_8BIT else ""
 
     def suggest(self, context: StepContext, current: Settings) -> list[Suggestion]:
