@@ -18,6 +18,7 @@ from steplab.verify.numerics import (
     CHOICES,
     SKETCH_SIZE,
     STEPS,
+    UPDATE_RULE,
     NumericsSnapshot,
     distance,
     unit_roundoff,
@@ -36,6 +37,7 @@ MAX_DISAGREEMENT = 10.0
 # A larger error is not made by the order in which fp32 sums are taken: the model itself rounds to
 # 16 bits, or its update makes much of little.
 MAX_ORDER_ERROR = 1 / 32
+IN_FP32 = ("loss", BUFFERS, UPDATE_RULE)
 WHOLE = "all together"
 TINY = 1e-300
 
@@ -85,11 +87,11 @@ class Truth:
     def rounding(self) -> float:
         """The relative error of one rounding, which may be the last thing that was done.
 
-        Losses and buffers are summed in fp32 whatever is multiplied.
+        Losses and buffers are summed in fp32 whatever is multiplied, and updates computed in it.
         """
         if self.group in ("weights", CHOICES):
             return 0.0
-        return unit_roundoff(PLAIN_DTYPE if self.group in ("loss", BUFFERS) else self.dtype)
+        return unit_roundoff(PLAIN_DTYPE if self.group in IN_FP32 else self.dtype)
 
     @property
     def noise(self) -> float:
@@ -153,7 +155,7 @@ def disagreement(
     The candidate runs the model's own code in that dtype, as torch's step does. If that code is
     wrong, the budget would cover its fault.
     """
-    if group == "weights" or dtype == PLAIN_DTYPE:
+    if group in ("weights", UPDATE_RULE) or dtype == PLAIN_DTYPE:  # of which no model is part
         return None
     true = Truth(group, truth, dtype)
     rounded, own = true.errors(peers[0]), true.errors(peers[-1])

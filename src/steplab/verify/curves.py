@@ -2,7 +2,7 @@
 
 Eight steps see nothing that begins later. After 64 the weights are chaos, but these curves are not:
 the loss, and in each quarter of the steps how far parameters and buffers move, and what metrics are
-on average.
+on average. Before that the optimizer is asked by itself, with gradients that are given.
 """
 
 from __future__ import annotations

@@ -25,7 +25,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from steplab.core import RunSpec
 from steplab.core.errors import MeasurementError, UserError
 from steplab.core.output_file import write_output
-from steplab.modules.optimizer import MASTER, master_weight, numbers_of
+from steplab.modules.optimizer import (
+    MASTER,
+    clear_moments,
+    full_weights,
+    master_weight,
+    numbers_of,
+)
 from steplab.modules.shards import whole
 from steplab.step.assemble import micro_batches
 from steplab.step.step import Step
@@ -47,6 +53,11 @@ PLAIN_FIELDS = ("roundoff", "matmul_dtype", "terms", "first_seconds", "bits", "e
 OUTPUTS, CHOICES = "outputs", "choices"
 BUFFERS = "buffers"
 NAN_BUFFERS = "NaN in buffers"
+UPDATE_RULE = "update rule"
+RULE_STEPS = 4  # enough for momentum and for corrections that depend on the number of the step
+# Given gradients are powers of two from 2^-4 to 2^-11: small enough to show another eps, and near
+# enough to each other for second moments of 8 bits.
+SIZES = range(4, 12)
 STATE = "optimizer"  # begins the name of a group of the optimizer's state
 # Of the significand, the hidden one included. Products of fp8 numbers give bf16 ones.
 BITS = {"fp32": 24, "tf32": 11, "bf16": 8, "fp16": 11, "fp8": 8}
@@ -62,8 +73,9 @@ class NumericsSnapshot:
     moved after all steps), "batches" (each micro-batch that was fed), "buffers", "NaN in
     buffers" (where it is, of those that have any), and one group for each key of the optimizer's
     state. Where several ranks share the step, this is what they have
-    together. Over many steps: "losses" and "moves" (of all parameters), by quarters, and
-    for each quarter the average of a metric ("outputs") and how far a buffer moved ("buffers").
+    together. Over many steps: "losses" and "moves" (of all parameters), by quarters, for
+    each quarter the average of a metric ("outputs") and how far a buffer moved ("buffers"), and
+    "update rule" (how far given gradients move each parameter).
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -163,6 +175,7 @@ def _curves(
     """
     quarter = len(batches) // 4
     losses, moves = groups.setdefault("losses", {}), groups.setdefault("moves", {})
+    groups[UPDATE_RULE] = _given_updates(step)
     averages: dict[str, list[Tensor]] = {}
     buffer_moves: dict[str, list[float]] = {}
     before, buffers = _parameters(step), _buffers(step)
@@ -183,6 +196,41 @@ def _curves(
     groups[BUFFERS] = {n: torch.tensor(m, dtype=torch.float64) for n, m in buffer_moves.items()}
     found = NumericsSnapshot(groups, {}, step.parts.matmul_dtype, _longest_sum(batches))
     return _declared(found, step)
+
+
+def _given_updates(step: Step) -> dict[str, Tensor]:
+    """Return how far given gradients move every parameter, and leave the step as it was.
+
+    Gradients of 16 bits are 1 % off, and so is an update by them: a weight decay that is left out
+    hides there. Those that are given are powers of two, the same in any dtype. What an optimizer
+    keeps outside of its state stays, in all that are compared.
+    """
+    optimizer = step.optimizer
+    assert optimizer is not None
+    params = [*step.model.parameters()]
+    with torch.no_grad(), full_weights(optimizer):
+        kept = [p.clone() for p in params]
+    before = _parameters(step)
+    sparse = {id(m.weight) for m in step.model.modules() if getattr(m, "sparse", False)}
+    for number in range(RULE_STEPS):
+        for p in filter(lambda p: p.requires_grad, params):
+            given = _given_gradient(p, number)
+            p.grad = given.to_sparse(1) if id(p) in sparse else given
+        optimizer.step()
+    after = _parameters(step)
+    step.model.zero_grad()  # of all parameters, also of those that are not updated
+    clear_moments(optimizer)
+    with torch.no_grad(), full_weights(optimizer):
+        for p, weight in zip(params, kept, strict=True):
+            p.copy_(weight)
+    return {name: after[name] - before[name] for name in after}
+
+
+def _given_gradient(p: Tensor, number: int) -> Tensor:
+    drawn = hashed(torch.arange(p.numel(), device=p.device) + 1 + number * p.numel())
+    kind = torch.floor(drawn * 2 * len(SIZES))  # of each size a positive and a negative one
+    size = 2.0 ** -(SIZES.start + torch.floor(kind / 2))
+    return ((1 - 2 * (kind % 2)) * size).view(p.shape).to(p.dtype)
 
 
 def _longest_sum(batches: list[Any]) -> int:

@@ -118,6 +118,27 @@ def decay_left_out(parts: StepParts) -> None:
     parts.replace_optimizer = without
 
 
+def smaller_decay_in_bf16(parts: StepParts) -> None:
+    """A decay of which a third is left: gradients in bf16 are farther off than that."""
+    in_bf16_with(parts, lambda group: group.update(weight_decay=group["weight_decay"] / 3))
+
+
+def other_eps_in_bf16(parts: StepParts) -> None:
+    in_bf16_with(parts, lambda group: group.update(eps=1e-6))
+
+
+def in_bf16_with(parts: StepParts, change) -> None:
+    parts.matmul_dtype = "bf16"
+    parts.forward_context = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def changed(optimizer):
+        for group in optimizer.param_groups:
+            change(group)
+        return optimizer
+
+    parts.replace_optimizer = changed
+
+
 def decay_stops_after_eight(parts: StepParts) -> None:
     """Weight decay ends once nobody compares any more."""
     calls: list[int] = []
