@@ -449,21 +449,40 @@ def test_what_is_the_same_in_every_step():
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-@pytest.mark.parametrize("trained", [False, True])
-def test_what_two_steps_find_as_it_was(sliced, trained):
-    """A frozen tower on prompts that stay, beside batches that change, also as slices of one."""
+@pytest.mark.parametrize(("frozen", "given"), [(True, False), (False, True), (True, True)])
+def test_what_two_steps_find_as_it_was(sliced, frozen, given):
+    """A frozen tower on prompts that stay, beside batches that change, also as slices of one.
+
+    The optimizer may have been given the frozen weights with all the others.
+    """
     tower, prompts = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(16, 8)
     loop = Loop(lambda x: x @ tower(prompts)[:8])
     if sliced:
         loop.batches = cycle(torch.randn(3, 4, 8))
-    if trained:
+    tower.requires_grad_(not frozen)
+    if given:
         loop.optimizer.add_param_group({"params": list(tower.parameters())})
-    else:
-        tower.requires_grad_(False)
     found = verdicts(loop)
-    assert found["aten::gelu"] == {NEEDED if trained else UNCHANGED: 1}
-    assert found["aten::addmm"] == ({NEEDED: 3} if trained else {NEEDED: 2, UNCHANGED: 1})
+    assert found["aten::gelu"] == {UNCHANGED if frozen else NEEDED: 1}
+    assert found["aten::addmm"] == ({NEEDED: 2, UNCHANGED: 1} if frozen else {NEEDED: 3})
     assert watched(loop)[0].fresh
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_sparse_matrix_that_is_made_of_what_stays(fixed):
+    """The adjacency of one graph, or of a graph that the batch brings."""
+    edges, ones = torch.tensor([[0, 1, 3, 2], [1, 0, 2, 3]]), torch.ones(4)
+
+    def propagate(x):
+        weights = ones if fixed else x.detach()[:, 0]
+        adjacency = torch.sparse_coo_tensor(edges, weights, (4, 4), check_invariants=False)
+        return torch.sparse.mm(adjacency.coalesce(), x)
+
+    found = verdicts(Loop(propagate))
+    letter = UNCHANGED if fixed else NEEDED
+    for name in ("_sparse_coo_tensor_with_dims_and_tensors", "_coalesce"):
+        assert found[f"aten::{name}"][letter] == 1
+    assert found["aten::_sparse_addmm"] == {NEEDED: 1}
 
 
 def test_a_fused_attention_without_dropout_draws_nothing():

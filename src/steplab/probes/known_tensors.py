@@ -39,9 +39,9 @@ class HeldTensors:
 
     buffers: frozenset[int]
     weights: frozenset[int]  # of modules, trained or not
-    trained: frozenset[int]  # weights that an optimizer has
+    trained: frozenset[int]  # weights that an optimizer has, but for those that get no gradient
     gradients: frozenset[int]
-    frozen: frozenset[int]  # weights that take no gradient, and that no optimizer has
+    frozen: frozenset[int]  # weights that take no gradient, and that no optimizer updates
     idle_gradients: frozenset[int]  # of weights that no optimizer has, where there is an optimizer
 
 
@@ -56,7 +56,8 @@ def held_tensors() -> HeldTensors:
     having = [p for p in (*weights, *trained) if p.is_leaf and p.grad is not None]
     idle = [p.grad for p in having if id(p) not in updated]
     buffers = [b for one in modules for b in one._buffers.values() if b is not None]
-    learning = _storages(trained)
+    # Optimizers that are given all of a model's weights pass by those that are frozen.
+    learning = _storages([p for p in trained if p.requires_grad or p.grad is not None])
     return HeldTensors(
         buffers=_storages(buffers),
         weights=_storages(weights),

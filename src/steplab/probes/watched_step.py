@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
 from steplab.probes.copied_rows import SELECTS, Places, copied_rows
@@ -140,6 +141,7 @@ class WatchedStep(TorchDispatchMode):
         self.borders = Borders()
         self.by_sequence: dict[int, int] = {}  # operators of forward by autograd's number
         self.values: dict[int, _Value] = {}
+        self.sparse = WeakTensorKeyDictionary()  # the values of tensors without one storage
         self.storages: dict[int, StorageWeakRef] = {}  # keeps their numbers from being used again
         self.gradients: dict[int, set[int]] = {}  # those from before that operators write
         self.seen = _Seen(fresh=bool(given))
@@ -195,7 +197,9 @@ class WatchedStep(TorchDispatchMode):
         name, random = func._schema.name, around.random
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
         if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
-            self._note_opaque(name, inputs, outputs)
+            # Of sparse tensors it is followed whether they depend on anything that changes.
+            settled = random is None and not written_tensors(func, args, kwargs)
+            self._note_opaque(name, inputs, outputs, settled and bool(inputs))
             return
         self._look_at_numbers(name, args)
         written = written_tensors(func, args, kwargs)
@@ -379,19 +383,31 @@ class WatchedStep(TorchDispatchMode):
             and not self._value(source[0]).outside
         )
 
-    def _note_opaque(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Note an operator whose values cannot be followed: sparse ones, or of a higher order."""
+    def _note_opaque(
+        self, name: str, inputs: list[Tensor], outputs: list[Tensor], settled: bool = False
+    ) -> None:
+        """Note an operator whose values cannot be followed: sparse ones, or of a higher order.
+
+        `settled`: what it makes depends on its inputs alone.
+        """
         index = len(self.seen.ops)
+        constant = settled and all(self._any_value(tensor).constant for tensor in inputs)
+        unchanged = settled and all(map(self._is_unchanged, inputs))
         values = [self._value(tensor) for tensor in inputs if is_plain(tensor)]
         for tensor, value in zip(filter(is_plain, inputs), values, strict=True):
             self._note_read(tensor, value.writer)
         needs = tuple({value.writer for value in values if value.writer >= 0})
-        self.seen.ops.append(WatchedOp(name, needs, needs, needs, lasts=True))
+        self.seen.ops.append(
+            WatchedOp(name, needs, needs, needs, True, constant=constant, unchanged=unchanged)
+        )
         self.casts.look(list(filter(is_plain, inputs)), None, compiled=False)
-        for place, tensor in enumerate(filter(is_plain, outputs)):
-            old = self.values.get(storage_number(tensor))  # a sparse update writes to a weight
-            outside = old is not None and old.outside
-            self._set(tensor, _Value(hash((index, place, "opaque")), index, outside=outside))
+        for place, tensor in enumerate(outputs):
+            value = _Value(hash((index, place, "opaque")), index, constant, unchanged)
+            if is_plain(tensor):
+                old = self.values.get(storage_number(tensor))  # a sparse update writes to a weight
+                self._set(tensor, replace(value, outside=old is not None and old.outside))
+            else:
+                self.sparse[tensor] = value
 
     def _set(self, tensor: Tensor, value: _Value) -> None:
         storage = tensor.untyped_storage()
@@ -406,9 +422,17 @@ class WatchedStep(TorchDispatchMode):
             self._set(tensor, _Value(hash(("outside", key)), constant=buffer, outside=True))
         return self.values[key]
 
+    def _any_value(self, tensor: Tensor) -> _Value:
+        """Return the value of a tensor, or what is known of a sparse one: nothing of older ones."""
+        if is_plain(tensor):
+            return self._value(tensor)
+        return self.sparse.get(tensor) or _Value(hash(("outside", id(tensor))), outside=True)
+
     def _is_unchanged(self, tensor: Tensor) -> bool:
         """Whether the step before this one would find the same in a tensor."""
-        value = self._value(tensor)
+        value = self._any_value(tensor)
+        if not is_plain(tensor):
+            return value.unchanged or value.constant
         if value.writer >= 0 or value.constant:
             return value.unchanged or value.constant
         if not self.before.has_read(tensor):
