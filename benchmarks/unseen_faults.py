@@ -42,6 +42,7 @@ SETS = [
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
 ]
 
 

@@ -586,6 +586,18 @@ def test_workers_fill_their_queue_while_a_recording_starts(waits, piped, remedy)
         assert ("a collate_fn is given at train.py:4 (main)" in found.evidence) == bool(piped)
 
 
+@pytest.mark.parametrize("workers", [0, 4])
+def test_an_epoch_for_each_batch_is_no_lack_of_workers(workers):
+    fetch = range_("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 4_000, 3_000_000)
+    recorded = gpu_case([mm(64, 64, 64, 6_000)], extra=[fetch])
+    run = make_run(ms=10.0)
+    wait = Samples((6.0,) * 2, "ms")
+    clock = replace(run.clock, data_wait=wait, loader=LoaderUse(workers, left_epochs=0.75))
+    found = data_stall.RULE(Case(replace(run, clock=clock), recorded.analysis))
+    assert "one iterator" in found.remedy and "workers" not in found.remedy
+    assert "an epoch is begun for each batch, and left after it" in found.evidence
+
+
 def test_workers_that_are_slower_than_the_step_make_it_wait_now_and_then():
     quick, slow = [10.0] * 5, [10.0, 10.0, 10.0, 45.0]
     loader = python("torch/utils/data/dataloader.py(700): __next__", 0, 100_000)

@@ -553,6 +553,9 @@ def test_results_of_which_most_is_dropped():
     found = partly_used.RULE(watched(done, "Y."))
     assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[1]
     assert partly_used.RULE(watched(done, "..")) is None
+    assert "head(x[:, -1])" in found.remedy
+    order = RecordedOp("aten::sort", 600, args=tensors([256, 4096]), line="net.py(5): nearest")
+    assert "torch.topk" in partly_used.RULE(watched([order, done[1]], "Z.")).remedy
 
 
 def test_what_is_multiplied_by_zero_is_for_nothing():

@@ -72,6 +72,27 @@ def test_arrays_of_workers_go_through_a_pipe(collate, piped):
     assert waits.result() == LoaderUse(workers=1, piped_bytes=piped)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_that_are_begun_for_one_batch(workers):
+    """`next(iter(loader))`, beside epochs of one batch and of three that are read to their end."""
+    again = {"persistent_workers": True} if workers else {}
+    loader = DataLoader(Arrays(), 4, shuffle=True, num_workers=workers, **again)
+    whole = DataLoader(Arrays(), 12)
+    reads = {
+        "left": lambda: [next(iter(loader)) for _ in range(4)],
+        "ended": lambda: [batch for _ in range(2) for batch in loader],
+        "whole": lambda: [batch for _ in range(4) for batch in whole],
+    }
+    shares = {}
+    for name, read in reads.items():
+        waits = LoaderWaits()
+        waits.open()
+        read()
+        waits.close()
+        shares[name] = waits.result().left_epochs
+    assert shares == {"left": 0.75, "ended": 0, "whole": 0}
+
+
 def test_what_is_pickled_of_a_batch():
     batch = {"x": torch.ones(8), "y": [np.ones(2, np.float64), b"abc", "text"], "n": 3}
     assert pickled_bytes(batch) == 16 + 3 + 4

@@ -61,6 +61,9 @@ class ChainWorkload:
     def model(self) -> nn.Module:
         return Chain(self.recompute)
 
+    def tokens(self, batch: int) -> int:
+        return batch
+
     def batches(self, batch: int, device: torch.device, seed: int) -> Iterator[Tensor]:
         while True:
             yield torch.randn(batch, WIDTHS[0], device=device)

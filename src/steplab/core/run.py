@@ -87,6 +87,7 @@ class LoaderUse:
 
     workers: int  # processes; 0: the loop's own fetches each batch when it is asked for
     piped_bytes: int = 0  # of a batch, in arrays and texts that workers send through a pipe
+    left_epochs: float = 0.0  # epochs that were begun and left before their end, for each batch
 
 
 @dataclass(frozen=True)

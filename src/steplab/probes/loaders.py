@@ -1,4 +1,4 @@
-"""How long a loop's own thread waits for torch's DataLoader, and what its workers send.
+"""How long a loop's own thread waits for torch's DataLoader, what its workers send, how it is read.
 
 A loop of the user's own takes its batches inside the step, where the clock sees no fetch. A trace
 sees it, but not how long it takes: workers fill their queue while a recording starts.
@@ -28,6 +28,8 @@ class LoaderWaits:
         self.waited_ms = 0.0
         self._waits: Counter[int] = Counter()  # us by the workers of the loader
         self._piped: dict[int, int] = {}  # bytes of the first batch, by the same
+        self._batches: Counter[int] = Counter()
+        self._left: Counter[int] = Counter()  # epochs that were begun, but for those that ended
         self._next: Any = None
 
     def open(self) -> None:
@@ -39,11 +41,15 @@ class LoaderWaits:
             nonlocal waiting
             if waiting or threading.get_ident() != thread:  # a loader inside another's dataset
                 return original(iterator)
-            waiting, began = True, perf_counter()
+            waiting, began, is_first = True, perf_counter(), iterator._num_yielded == 0
             try:
                 batch = original(iterator)
+            except StopIteration:
+                self._left[iterator._num_workers] -= 1
+                raise
             finally:
                 waiting = False
+            self._left[iterator._num_workers] += is_first
             self._note(iterator._num_workers, (perf_counter() - began) * 1e3, batch)
             return batch
 
@@ -58,10 +64,12 @@ class LoaderWaits:
         if not self._waits:
             return None
         workers = self._waits.most_common(1)[0][0]
-        return LoaderUse(workers, self._piped[workers])
+        left = max(0, self._left[workers] - 1)  # without the one that goes on
+        return LoaderUse(workers, self._piped[workers], left / self._batches[workers])
 
     def _note(self, workers: int, ms: float, batch: Any) -> None:
         self.waited_ms += ms
+        self._batches[workers] += 1
         self._waits[workers] += round(ms * 1e3)
         if workers not in self._piped:
             self._piped[workers] = pickled_bytes(batch) if workers else 0

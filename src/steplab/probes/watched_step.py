@@ -196,13 +196,11 @@ class WatchedStep(TorchDispatchMode):
     def _note(self, func: OpOverload, args: Any, kwargs: Any, out: Any, around: _Around) -> None:
         name, random = func._schema.name, around.random
         inputs, outputs = tensors_of((args, kwargs)), tensors_of(out)
+        written = written_tensors(func, args, kwargs)
         if any(not is_plain(tensor) for tensor in (*inputs, *outputs)):
-            # Of sparse tensors it is followed whether they depend on anything that changes.
-            settled = random is None and not written_tensors(func, args, kwargs)
-            self._note_opaque(name, inputs, outputs, settled and bool(inputs))
+            self._note_opaque(name, inputs, outputs, random is None and not written)
             return
         self._look_at_numbers(name, args)
-        written = written_tensors(func, args, kwargs)
         read = {storage_number(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if storage_number(tensor) not in read]
         to_host = name in HOST_READS or goes_to_host(inputs, made)
@@ -390,7 +388,7 @@ class WatchedStep(TorchDispatchMode):
 
         `settled`: what it makes depends on its inputs alone.
         """
-        index = len(self.seen.ops)
+        index, settled = len(self.seen.ops), settled and bool(inputs)
         constant = settled and all(self._any_value(tensor).constant for tensor in inputs)
         unchanged = settled and all(map(self._is_unchanged, inputs))
         values = [self._value(tensor) for tensor in inputs if is_plain(tensor)]

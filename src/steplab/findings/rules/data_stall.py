@@ -7,7 +7,8 @@ Why it costs: once the queue of launched work is empty, the device idles until t
 Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes, with its
 `workers` where the loader has none; a loop of your own needs the same, from pinned memory. A loader
 that has workers already needs more of them, or a collate_fn that returns tensors: arrays go
-through a pipe.
+through a pipe. Where each batch is the first of an epoch of its own, `next(iter(loader))`: one
+iterator for the whole epoch.
 When it is wrong: on CUDA without a trace, where fetching can overlap with work still queued. On a
 CPU workers hand a batch over in about 1 ms: a note where they save less than 5 % of the step.
 """
@@ -30,6 +31,11 @@ PIPED = 2**20
 HANDOVER_MS, HANDOVER_BESIDE_GPU_MS = 1.0, 0.2
 # Ranges of a DataLoader have the name of its iterator's class.
 SINGLE, MULTIPLE = "_SingleProcessDataLoader", "_MultiProcessingDataLoader"
+LEFT_EPOCHS = 0.5  # for each batch: one less than batches, of which few may have been timed
+ONE_ITERATOR = (
+    "keep one iterator for the epoch: batches = iter(loader) before the loop, next(batches) in it, "
+    "and a new one when it ends; next(iter(loader)) draws the order of all rows for one batch"
+)
 SLOW_WORKERS = (
     "make each sample cheaper or give the loader more workers: those it has are slower than the "
     "step"
@@ -64,6 +70,8 @@ def check(case: Case) -> Finding | None:
 
 def _remedy(case: Case) -> str:
     """Return how batches come ahead of time; pinned memory only where there is a device."""
+    if _leaves_epochs(case):
+        return ONE_ITERATOR
     if _piped_bytes(case) > PIPED:
         return (
             "let the collate_fn of the loader return tensors (torch.stack, or default_collate): "
@@ -146,6 +154,8 @@ def _has_range(case: Case, kind: str) -> bool:
 def _loader(case: Case) -> list[str]:
     """Return what is known of torch's DataLoader, and where one is made."""
     made = [f"a DataLoader is made at {line}" for line in case.setup_lines("DataLoader")]
+    if _leaves_epochs(case):
+        return ["an epoch is begun for each batch, and left after it", *made]
     if _piped_bytes(case) > PIPED:
         size = units.bytes_(_piped_bytes(case))
         given = [f"a collate_fn is given at {line}" for line in case.setup_lines("collate_fn")]
@@ -157,6 +167,13 @@ def _loader(case: Case) -> list[str]:
     if _has_range(case, SINGLE):
         return ["the loader has no workers (num_workers=0)", *made]
     return made if _has_workers(case) else []
+
+
+def _leaves_epochs(case: Case) -> bool:
+    """Whether each batch is the first of an epoch, which is left after it."""
+    clock = case.run.clock if case.run is not None else None
+    loader = clock.loader if clock is not None else None
+    return loader is not None and loader.left_epochs >= LEFT_EPOCHS
 
 
 def _piped_bytes(case: Case) -> int:
