@@ -50,6 +50,9 @@ def test_breaks_that_only_the_trace_shows():
     found = graph_breaks.RULE(broken(100, compiled(graphs_in_window=0)))
     assert found.claim.endswith(" 1 graph break") and "net.py:30: resumed 1" in found.evidence[0]
     assert graph_breaks.RULE(broken(100)).stake_ms == pytest.approx(0.1)
+    earlier = ("Skip calling it, net.py:30 (forward)", "Skip calling it, other.py:30 (forward)")
+    before = compiled(graphs=0, graphs_in_window=0, earlier_breaks=earlier)
+    assert graph_breaks.RULE(broken(100, before)).evidence[:2] == (earlier[0], found.evidence[0])
     whole = cpu_case([RecordedOp("aten::mm", 400)], extra=[op("CompiledFunction", 0, 300_000)])
     assert graph_breaks.RULE(whole) is None
     name = "torch/optim/optimizer.py(533): torch_dynamo_resume_in_wrapper_at_533"

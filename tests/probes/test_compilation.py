@@ -194,6 +194,26 @@ def test_a_function_that_is_given_up_is_a_break_too():
     assert "looping left uncompiled: " in next(iter(found.breaks))
 
 
+def test_a_loop_of_ones_own_was_cut_before_anybody_looked():
+    apart = torch.compiler.disable(torch.sin)
+
+    def cut(x):
+        x = x + 1
+        x = apart(x)
+        return x + 1
+
+    step = torch.compile(cut, backend="eager")
+    step(torch.ones(4))
+    probe = CompilationProbe()
+    probe.begin()
+    probe.open_window(None)
+    step(torch.ones(4))
+    probe.close_window(None)
+    found = probe.result()
+    (earlier,), line = found.earlier_breaks, cut.__code__.co_firstlineno + 2
+    assert "torch.compiler.disable" in earlier and f"test_compilation.py:{line} (cut)" in earlier
+
+
 def test_a_whole_graph_has_no_breaks():
     step = compiled()
     assert watched(lambda: step(torch.ones(2))).breaks == {}

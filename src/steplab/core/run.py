@@ -279,6 +279,8 @@ class Compilation:
     warm_seconds: float | None = None
     cudagraph_skips: int = 0  # graphs that Inductor was to replay by CUDA graph and could not
     chunked: int = 0  # graphs of which Inductor computes a part chunk by chunk
+    # Of a loop of one's own: breaks from before it was recorded, of its step or of other code.
+    earlier_breaks: tuple[str, ...] = ()
 
     @property
     def cold_seconds(self) -> float | None:

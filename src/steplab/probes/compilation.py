@@ -54,9 +54,12 @@ class CompilationProbe(Probe):
         gone = {one.begins for one in earlier if one.given_up}
         self.given_up = tuple(one for one in earlier if one.begins in gone and subject is None)
         self.left_uncompiled: Counter[str] = Counter()
+        self.earlier_breaks: tuple[str, ...] = ()
         if subject is not None:  # what another trial compiled in this process is not its own
             counters.clear()
         else:
+            earlier_cuts = [_describe(one) for one in recorded_graph_breaks() if not one.given_up]
+            self.earlier_breaks = tuple(dict.fromkeys(earlier_cuts))
             broken = (one for one in recorded_graph_breaks() if one.given_up)
             self.left_uncompiled.update(map(_describe, broken))
         self.counted_before, self.cuts_before = _counted(), len(graph_break_reasons)
@@ -94,13 +97,15 @@ class CompilationProbe(Probe):
 
     def result(self) -> Compilation | None:
         """Return the record, or None for an eager step."""
-        if not self.counted["graphs"] and not self.breaks and not self.recompiles:
+        nothing_new = not self.counted["graphs"] and not self.breaks and not self.recompiles
+        if nothing_new and not self.earlier_breaks:
             return None
         return Compilation(
             **self.counted,
             graphs_in_window=self.graphs_in_window,
             breaks=self.breaks,
             recompiles=self.recompiles,
+            earlier_breaks=self.earlier_breaks,
             first_seconds=self.first_seconds,
             warm_seconds=self.warm_seconds,
         )

@@ -86,6 +86,7 @@ def _cut(case: Case, breaks: Mapping[str, int]) -> Finding | None:
     waits = _waits_ms(case, graphs, sum(count for _, count in resumed))
     reasons = sorted(breaks.items(), key=lambda item: -item[1])
     evidence = [f"{reason} (x {count})" for reason, count in reasons[:3]]
+    evidence += _earlier(case, [line for line, _ in resumed])
     evidence += [f"{line}: resumed {count} times a step" for line, count in resumed[:3]]
     if between is not None:
         text = f"{units.milliseconds(between)} of forward and backward are between graphs"
@@ -101,6 +102,13 @@ def _cut(case: Case, breaks: Mapping[str, int]) -> Finding | None:
         # One graph remains to be entered. What fusing would gain comes on top.
         gain_ms=None if between is None else between * (1 - 1 / max(graphs, 1)) + waits,
     )
+
+
+def _earlier(case: Case, lines: list[str]) -> list[str]:
+    """Return the breaks from before the recording at lines where this step resumes."""
+    compilation = case.run.compilation if case.run else None
+    breaks = compilation.earlier_breaks if compilation else ()
+    return [text for text in breaks if any(f", {line} (" in text for line in lines)][:3]
 
 
 def _waits_ms(case: Case, graphs: float, resumed: int) -> float:
