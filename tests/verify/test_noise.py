@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from steplab.verify.noise import fixed_noise
+from steplab.verify.curves import check_curves
+from steplab.verify.noise import fills_at_random, fixed_noise
 
 
 def standard_normal(dtype):
@@ -74,3 +75,16 @@ def test_compiled_code_gets_them_too_and_draws_again_afterwards():
     with fixed_noise():
         assert torch.equal(compiled(x), noisy(x))
     assert not torch.equal(compiled(x), compiled(x))
+
+
+@pytest.mark.parametrize("name", ["randn", "normal_", "uniform_", "exponential_", "bernoulli_"])
+def test_methods_that_fill_a_tensor_are_seen(name):
+    assert fills_at_random(lambda: DRAWS[name](torch.float32)) == name.endswith("_")
+
+
+@pytest.mark.slow
+def test_a_model_that_fills_no_tensor_is_compiled_as_it_is(tiny_spec, tmp_path):
+    """Dynamo cannot trace `Tensor.unflatten` through a mode of torch functions."""
+    spec = tiny_spec("compile=blocks")
+    checks = check_curves(spec, tmp_path)
+    assert checks and all(check.passed for check in checks), checks

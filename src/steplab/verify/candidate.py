@@ -136,7 +136,7 @@ class Candidate:
             progress("comparing what is dropped")
             return self._check_draws(subject.step, self.spec, own)
         progress("comparing with the truth")
-        snapshot = take_snapshot(subject.step, self.spec, own.rate, measured=True)
+        snapshot = take_snapshot(subject.step, self.spec, own.rate, fixed_fills=False)
         self._judge(snapshot, own)
         return snapshot.first_seconds
 

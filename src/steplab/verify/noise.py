@@ -63,7 +63,8 @@ def fixed_noise(in_place: bool = True) -> Iterator[None]:
     """Let torch's functions that draw give the same numbers whenever they give the same shape.
 
     `in_place`: so do methods that fill a tensor. All compiled code is compiled again when that
-    begins and when it ends, so a step that is measured afterwards does without.
+    begins and when it ends, so a step that is measured afterwards does without. So does what fills
+    no tensor: Dynamo cannot trace all of torch's own methods through a mode (`unflatten`).
     """
     with _replaced(torch, NOISE), FixedFills() if in_place else contextlib.nullcontext():
         yield
@@ -77,6 +78,25 @@ class FixedFills(TorchFunctionMode):
     ) -> Any:
         """Call the function, or what stands for it."""
         return FILLS.get(func, func)(*args, **(kwargs or {}))
+
+
+def fills_at_random(run: Callable[[], object]) -> bool:
+    """Whether code that is not compiled fills a tensor by a method that draws."""
+    with _FillsSeen() as seen:
+        run()
+    return seen.any
+
+
+class _FillsSeen(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.any |= func in FILLS
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -102,13 +102,13 @@ def take_snapshot(
     rate: float = 1.0,
     doubled: bool = False,
     curves: bool = False,
-    measured: bool = False,
+    fixed_fills: bool = True,
 ) -> NumericsSnapshot:
     """Run STEPS steps of a freshly assembled step, whose learning rate is multiplied by `rate`.
 
     The random numbers are seeded first, so that every process gets the same batches. With `doubled`
     the model has been cast to fp64. With `curves` many more steps are run, and less of them kept.
-    With `measured` the step is the one that will be: it fills no tensor at random.
+    Without `fixed_fills` it fills no tensor at random, or is measured afterwards (`fixed_noise`).
     """
     scale_learning_rates(step, rate)
     seed_all(spec.seed)
@@ -117,7 +117,7 @@ def take_snapshot(
     groups = {"batches": _sketch_batches(step, batches)}
     look = _curves if curves else _snapshot
     if not doubled:
-        with fixed_noise(in_place=not measured):
+        with fixed_noise(in_place=fixed_fills):
             return look(step, batches, groups)
     torch.set_default_dtype(torch.float64)  # for tensors that a model makes in its forward pass
     try:

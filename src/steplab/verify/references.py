@@ -33,7 +33,7 @@ from steplab.step.trial import clean_up
 from steplab.techniques.recipes import alone
 from steplab.verify.draws import take_draws
 from steplab.verify.judge import judge
-from steplab.verify.noise import dropout_off, fixed_noise
+from steplab.verify.noise import dropout_off, fills_at_random, fixed_noise
 from steplab.verify.numerics import (
     NumericsSnapshot,
     load_references,
@@ -246,8 +246,9 @@ def snapshot_without_dropout(
 ) -> NumericsSnapshot:
     """Return what the recipe of `spec` computes when nothing is dropped."""
     with dropout_off():
+        fills = fills_at_random(lambda: _forward(step_without_dropout(spec, chosen_batch), spec))
         step = step_without_dropout(spec, chosen_batch)
-        return take_snapshot(step, spec, rate, curves=curves)
+        return take_snapshot(step, spec, rate, curves=curves, fixed_fills=fills)
 
 
 def find_dropout(model: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -294,6 +295,11 @@ def _draws(step: Step, spec: RunSpec) -> bool:
     return not torch.equal(before, state())
 
 
+def _forward(step: Step, spec: RunSpec) -> None:
+    """Run one forward pass op by op."""
+    forward_eagerly(step, spec.mode, next(micro_batches(step, spec))[0])
+
+
 def dry_run(spec: RunSpec, shape: GateShape) -> str:
     """Assemble a recipe at the gate's shape and run one forward pass eagerly.
 
@@ -304,7 +310,7 @@ def dry_run(spec: RunSpec, shape: GateShape) -> str:
     here = replace(shape.spec, recipe=alone(spec.recipe))
     try:
         step = assemble(here, chosen_batch=shape.chosen_batch)
-        forward_eagerly(step, here.mode, next(micro_batches(step, here))[0])
+        _forward(step, here)
         parts = step.parts
         return rounding_name(parts.matmul_dtype, bool(parts.master_weights), parts.state_format)
     finally:
