@@ -111,7 +111,8 @@ def joined(dim: int = -1, maker: str = "aten::expand") -> Case:
 def test_expanded_rows_that_are_joined_to_others():
     found = [one for one in copies.RULE(joined()) if "expanded" in one.claim]
     assert len(found) == 1 and "64 times" in found[0].claim
-    assert found[0].gain_ms == pytest.approx(0.29 + 112 / 128 * (1 - 1 / 64) * 0.4)
+    # The 10 us of the expanding view lead to the copy.
+    assert found[0].gain_ms == pytest.approx(0.3 + 112 / 128 * (1 - 1 / 64) * 0.4)
     # A token in front of every sequence; a bias, whose gradient is such a sum as well.
     for innocent in (joined(dim=1), joined(maker="aten::add")):
         assert not [one for one in copies.RULE(innocent) if "expanded" in one.claim]

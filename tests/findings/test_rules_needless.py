@@ -219,7 +219,7 @@ def test_gradients_of_an_index_are_put_back_one_by_one():
     def taken(by: str) -> Case:
         events = [
             range_("ProfilerStep#1", 0, 1_000_000),
-            op(by, 0, 1_000, sequence=7),
+            op(by, 0, 100_000, sequence=7),
             op(node, 100_000, 300_000, sequence=7, forward_thread=1),
             op("aten::_index_put_impl_", 110_000, 280_000, values=["", "", "", "True", "1"], **put),
             op("aten::mm", 500_000, 400_000),
@@ -227,7 +227,8 @@ def test_gradients_of_an_index_are_put_back_one_by_one():
         return Case(None, analyze(trace_of(events)))
 
     found = index_gradient.RULE(taken("aten::index"))
-    assert found.gain_ms == pytest.approx(0.7 * 0.28) and "index_select" in found.remedy
+    # With the 10 us that its node takes before it.
+    assert found.gain_ms == pytest.approx(0.7 * 0.29) and "index_select" in found.remedy
     assert index_gradient.RULE(taken("aten::gather")) is None
 
 
@@ -992,7 +993,8 @@ def gone_back_twice(given_between: bool) -> Case:
 
 def test_a_pass_for_gradients_of_its_own_is_no_second_backward():
     (found,) = repeated_work.RULE(gone_back_twice(given_between=True))
-    assert "gone back through twice" in found.claim and found.gain_ms == pytest.approx(0.2)
+    # 190 us of the product, 50 between the passes.
+    assert "gone back through twice" in found.claim and found.gain_ms == pytest.approx(0.24)
     assert repeated_work.RULE(gone_back_twice(given_between=False)) == ()
 
 

@@ -22,7 +22,8 @@ from steplab.store import Store, store_of
 from steplab.trace.analysis import CAUSES, Analysis, Floats
 from steplab.trace.analyze import analyze, analyze_run
 from steplab.trace.budget import idle_before, launch_calls
-from steplab.trace.events import Gpu
+from steplab.trace.events import Gpu, Ints
+from steplab.trace.host_gaps import time_with_gaps
 from steplab.trace.host_calls import takes_driver_memory
 from steplab.trace.load import load_trace
 from steplab.trace.ranks.analysis import RanksAnalysis
@@ -208,21 +209,29 @@ class Case:
         return letters_of_work(self.rows, self.dataflow)
 
     def cost_ms(self, mask: Mask) -> float:
-        """Milliseconds per step that go if this work goes: its own, and of waits for its launches.
+        """Milliseconds per step that go if this work goes: its own, and of the host's way to it.
 
-        Waits are shared out as the trace shows them.
+        On a device these are waits for its launches, shared out as the trace shows them.
         """
         assert self.rows is not None
+        if not self.on_device:
+            # Where only nodes of autograd are meant, they have no operators that lead to more.
+            return max(self.rows.ms(mask), self.rows.ms(mask, self._with_gaps))
         waits = self._launch_idle
         share = waits[mask].sum() / waits.sum() if waits.any() else 0.0
         return self.rows.ms(mask) + max(0.0, self.launch_wait_ms) * float(share)
 
     @cached_property
+    def _with_gaps(self) -> Ints:
+        """Ns of each operator with what the host took before it, where operators are the work."""
+        assert self.analysis is not None
+        one = self.analysis
+        return time_with_gaps(one.trace, one.windows, one.work, one.syncs, one.silences)
+
+    @cached_property
     def _launch_idle(self) -> Floats:
         """Idle ns that each row of work ended, where the host was late with its launch."""
-        assert self.rows is not None
-        if not self.on_device or self.analysis is None:
-            return np.zeros(len(self.rows.work))
+        assert self.rows is not None and self.analysis is not None
         trace, windows = self.analysis.trace, self.analysis.windows
         idle = idle_before(trace, windows, self.analysis.work, self.analysis.syncs, windows)
         return idle["launch"][:-1]

@@ -178,9 +178,9 @@ class Rows:
         through = maker[roots]
         return np.where(through >= 0, roots[through], roots)
 
-    def ms(self, mask: Mask) -> float:
-        """Milliseconds per step of the rows in `mask`."""
-        return float(self._ms_by(np.zeros(len(self.work), np.int64), mask, 1)[0])
+    def ms(self, mask: Mask, ns: Ints | None = None) -> float:
+        """Milliseconds per step of the rows in `mask`, by other ns of the rows if given."""
+        return float(self._ms_by(np.zeros(len(self.work), np.int64), mask, 1, ns)[0])
 
     def count(self, mask: Mask) -> float:
         """Rows per step in `mask`."""
@@ -303,13 +303,14 @@ class Rows:
         calls = [trace.op_call(row) or bare for row, bare in zip(first, unrecorded, strict=True)]
         return number, calls
 
-    def _ms_by(self, codes: Codes | Ints, mask: Mask, size: int) -> Floats:
+    def _ms_by(self, codes: Codes | Ints, mask: Mask, size: int, ns: Ints | None = None) -> Floats:
         """Milliseconds per step of each code, 0 to `size`, over the rows in `mask`."""
+        ns = self.work.duration if ns is None else ns
         chosen = mask & self.inside
         cells = codes[chosen].astype(np.int64) * self.steps + self._step[chosen]
         # Only steps in which a code occurs are held: codes times steps may be very many.
         cells, cell = np.unique(cells, return_inverse=True)
-        spent = np.bincount(cell.ravel(), self.work.duration[chosen], len(cells))
+        spent = np.bincount(cell.ravel(), ns[chosen], len(cells))
         code = cells // self.steps
         ordered = np.append(spent[np.lexsort((spent, code))], 0.0)
         end = np.searchsorted(code, np.arange(size), side="right")

@@ -44,8 +44,8 @@ COMPILING = ("entire_frame_compile", "entire_backward_compile")
 CAPTURE_BEGIN, CAPTURE_END = "StreamBeginCapture", "GraphInstantiate"
 _NO_WORK = re.compile(
     r"aten::(_?(empty|new_empty|view|slice|select|narrow|expand|permute|transpose|as_strided|split"
-    r"|squeeze|unsqueeze|detach|alias|unbind|chunk|reshape|resize|set|to|t|item|local_scalar_dense"
-    r"|copy_from)\w*|lift_fresh|_to_copy|result_type)"
+    r"|squeeze|unsqueeze|detach|alias|unbind|chunk|reshape|resize|local_scalar_dense|copy_from)\w*"
+    r"|t|to|set_|item|lift_fresh|_to_copy|result_type)"
 )
 FRAMEWORK = "framework"  # no cause of its own: torch is slow to launch
 
@@ -80,11 +80,11 @@ class HostView:
             rows = self.host.ops.innermost(np.full(len(time), thread), time)
             begin, finish = (at_rows(c, rows) for c in (self.trace.ops.start, self.trace.ops.end))
             launched = np.diff(np.searchsorted(self.acts.start, (begin, finish)), axis=0)[0]
-            computes = (rows >= 0) & (launched == 0) & (finish - begin > BRIEF)
+            works = (rows >= 0) & (launched == 0) & (finish - begin > BRIEF)
             names = [self.trace.text(code) for code in at_rows(self.trace.ops.name, rows)]
             found = [
-                old or (new if yes and _computes(new) else "")
-                for old, new, yes in zip(found, names, computes, strict=True)
+                old or (new if yes and computes(new) else "")
+                for old, new, yes in zip(found, names, works, strict=True)
             ]
         for name, spans in (("compiling", self._compiling), ("capturing", self._capturing)):
             inside = spans.within(time, time + 1) > 0
@@ -353,7 +353,7 @@ def _spans_of(trace: Trace, names: tuple[str, ...]) -> Intervals:
     return union(trace.ops.start[chosen], trace.ops.end[chosen])
 
 
-def _computes(op: str) -> bool:
+def computes(op: str) -> bool:
     """Whether an operator computes; one that only allocates or views is torch's own time."""
     return op.startswith("aten::") and _NO_WORK.fullmatch(op) is None
 

@@ -78,7 +78,8 @@ def _phase_ms(case: Case, phase: Mask) -> float:
     clock = case.run.clock if case.run is not None else None
     if clock is not None and "optimizer" in clock.phases:
         return clock.phases["optimizer"].median
-    return case.cost_ms(phase) + case.optimizer_python_ms
+    assert case.rows is not None
+    return max(case.cost_ms(phase), case.rows.ms(phase) + case.optimizer_python_ms)
 
 
 RULE = check
