@@ -43,6 +43,7 @@ SETS = [
     "thirteenth",
     "fourteenth",
     "fifteenth",
+    "sixteenth",
 ]
 
 

@@ -23,8 +23,8 @@ from steplab.trace.analysis import CAUSES, Analysis, Floats
 from steplab.trace.analyze import analyze, analyze_run
 from steplab.trace.budget import idle_before, launch_calls
 from steplab.trace.events import Gpu, Ints
-from steplab.trace.host_gaps import time_with_gaps
 from steplab.trace.host_calls import takes_driver_memory
+from steplab.trace.host_gaps import time_with_gaps
 from steplab.trace.load import load_trace
 from steplab.trace.ranks.analysis import RanksAnalysis
 from steplab.trace.ranks.folder import analyze_folder, analyze_run_ranks

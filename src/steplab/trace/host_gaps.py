@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steplab.trace.analysis import Silences, Syncs, Window, WorkTable
 from steplab.trace.budget import data_ranges, host_communication
@@ -56,8 +57,8 @@ def _works(name: str) -> bool:
     return _NODE.fullmatch(name) is None and (computes(name) or not name.startswith("aten::"))
 
 
-def _main_thread(trace: Trace, working: np.ndarray) -> np.ndarray:
-    """Whether each operator runs in the thread that runs most: others wait for it between theirs."""
+def _main_thread(trace: Trace, working: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether each operator runs in the thread that runs most: others may wait between theirs."""
     threads, counts = np.unique(trace.ops.thread[working], return_counts=True)
     return working & (trace.ops.thread == threads[counts.argmax()])
 
@@ -65,7 +66,7 @@ def _main_thread(trace: Trace, working: np.ndarray) -> np.ndarray:
 def _gaps_before(
     trace: Trace,
     windows: Sequence[Window],
-    outermost: np.ndarray,
+    outermost: NDArray[np.bool_],
     syncs: Syncs,
     silences: Silences,
 ) -> Ints:
