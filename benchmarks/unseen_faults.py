@@ -6,7 +6,9 @@ python benchmarks/unseen_faults.py --set third --out FOLDER --device cpu     # i
 
 Every twin runs in processes of its own: `steplab profile FILE.py:TWIN`, or the file itself where it
 has its own loop, which calls steplab.profile. Imports of the next ones go on while one has its turn
-at the device; they wait for their turn in common.my_turn. `steplab explain` then reads the Run.
+at the device; they wait for their turn in common.my_turn. With --overlap a turn ends when the times
+and the detailed step are recorded; memory and values are then recorded beside the next turn, which
+begins by building its model. `steplab explain` reads the Run.
 """
 
 import argparse
@@ -44,6 +46,7 @@ SETS = [
     "fourteenth",
     "fifteenth",
     "sixteenth",
+    "seventeenth",
 ]
 
 
@@ -83,7 +86,7 @@ def batch_size(declared: dict, device: str, tiny: bool) -> int:
     return min(2, declared["BATCH"]) if tiny else declared["BATCH"]
 
 
-def environment(arguments: argparse.Namespace, turn: Path) -> dict[str, str]:
+def environment(arguments: argparse.Namespace, turn: Path, style: str = "") -> dict[str, str]:
     """Return the environment of one twin."""
     parts = [str(FAULTS), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
     variables = os.environ | {
@@ -93,6 +96,8 @@ def environment(arguments: argparse.Namespace, turn: Path) -> dict[str, str]:
         "UNSEEN_TINY": "1" if arguments.tiny else "0",
         "COLUMNS": "160",
     }
+    if style == "factory":
+        variables["UNSEEN_WAITS"] = "1"  # its worker waits where it imports what the faults share
     return variables
 
 
@@ -112,24 +117,34 @@ def start(twin: Twin, arguments: argparse.Namespace) -> None:
         twin.process = subprocess.Popen(
             command,
             cwd=twin.folder,
-            env=environment(arguments, twin.folder / "turn"),
+            env=environment(arguments, twin.folder / "turn", twin.declared["STYLE"]),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
 
-def measure(twin: Twin, timeout: float) -> None:
-    """Give a twin its turn and wait until it ends or its time is over."""
+def measure(twin: Twin, timeout: float, overlap: bool) -> None:
+    """Give a twin its turn; wait until it ends, or is recorded if turns may overlap."""
     began = time.monotonic()
     (twin.folder / "turn").touch()
+    while twin.process.poll() is None:
+        if overlap and any(twin.folder.glob("steplab-runs/runs/*/detail.json.gz")):
+            break
+        if time.monotonic() - began > timeout:
+            break
+        time.sleep(0.02)
+    twin.row["turn_s"] = round(time.monotonic() - began, 2)
+
+
+def finish(twin: Twin, timeout: float) -> None:
+    """Wait until a twin that had its turn ends, or until its time is over."""
     try:
-        code = twin.process.wait(timeout)
+        code = twin.process.wait(max(0.1, timeout - twin.row["turn_s"]))
         twin.row["status"] = "ok" if code == 0 else f"profile: exit code {code}"
     except subprocess.TimeoutExpired:
         stop(twin)
         twin.row["status"] = f"profile: not done after {timeout:g} s"
-    twin.row["turn_s"] = round(time.monotonic() - began, 2)
 
 
 def stop(twin: Twin) -> None:
@@ -259,6 +274,8 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="K/N: every N-th fault, from the K-th")
     parser.add_argument("--timeout", type=float, default=75.0, help="seconds of a turn")
     parser.add_argument("--ahead", type=int, default=4, help="processes that get ready meanwhile")
+    parser.add_argument("--overlap", action="store_true", help="end turns once times are recorded")
+    parser.add_argument("--readers", type=int, default=3, help="Runs explained at a time")
     parser.add_argument("--budget", type=float, default=530.0, help="seconds until none starts")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -298,16 +315,18 @@ def main() -> None:
         )
     began = time.monotonic()
     try:
-        with ThreadPoolExecutor(3) as readers:
+        with ThreadPoolExecutor(arguments.readers) as readers:
             for index, twin in enumerate(twins):
                 if time.monotonic() - began > arguments.budget:
                     break
                 for upcoming in twins[index : index + 1 + arguments.ahead]:
                     if upcoming.process is None:
                         start(upcoming, arguments)
-                measure(twin, arguments.timeout)
-                said = f"{twin.name}.{twin.kind}: {twin.row['status']}, {twin.row['turn_s']} s"
+                measure(twin, arguments.timeout, arguments.overlap)
+                said = f"{twin.name}.{twin.kind}: {twin.row['turn_s']} s"
                 print(f"{time.monotonic() - began:6.1f} s  {said}", flush=True)
+                if not arguments.overlap:
+                    finish(twin, arguments.timeout)
                 readers.submit(guarded_explain, twin, arguments, out)
     finally:
         for twin in twins:
@@ -331,6 +350,8 @@ def write(rows: list[dict], out: Path, part: int, parts: int) -> None:
 def guarded_explain(twin: Twin, arguments: argparse.Namespace, out: Path) -> None:
     """Explain; what goes wrong becomes the row's status."""
     try:
+        if "status" not in twin.row:
+            finish(twin, arguments.timeout)
         explain(twin, arguments, out)
         if twin.row["status"] != "ok":
             said = [

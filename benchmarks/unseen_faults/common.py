@@ -56,13 +56,20 @@ def my_turn() -> None:
         time.sleep(0.02)
 
 
+if os.environ.get("UNSEEN_WAITS") == "1":  # the worker of a factory, which has no main
+    my_turn()
+
+
 def main(**twins: Callable[[], Callable[[], object]]) -> None:
     """Time and profile the loop that the command line names: python FILE.py faulty."""
     import steplab
 
-    my_turn()
     step = twins[sys.argv[1]]()
     sync = torch.cuda.synchronize if device() == "cuda" else (lambda: None)
+    for _ in range(12):  # what compiles does so before it has its turn
+        step()
+    sync()
+    my_turn()
     for _ in range(4):
         step()
     sync()
