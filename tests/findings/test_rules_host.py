@@ -7,6 +7,7 @@ import pytest
 from steplab.core import Compilation, OptimizerShape, Profile, Ran, Recipe, Samples
 from steplab.core.run import OWN_LOOP, LoaderUse
 from steplab.findings import Case, explain
+from steplab.findings.claims import Claim, settled
 from steplab.findings.rules import (
     allocator_calls,
     data_stall,
@@ -23,7 +24,7 @@ from steplab.findings.rules import (
 )
 from steplab.trace.analyze import analyze
 from tests.compare.test_step_tables import make_run
-from tests.findings.steps import FP32, H200, RecordedOp, cpu_case, gpu_case, mm, rules
+from tests.findings.steps import FP32, H200, RecordedOp, cpu_case, gpu_case, mm, rules, tensors
 from tests.trace.traces import call, copy, kernel, op, python, range_, trace_of
 
 
@@ -281,6 +282,11 @@ def test_a_cpu_that_stands_still_and_one_that_only_calls():
     launched = small_operators.RULE(gpu_case([turn] * 100))
     assert "loop in Python at rnn.py:3" in launched.claim and launched.gain_ms < launched.stake_ms
     assert small_operators.RULE(gpu_case([turn] * 20)) is None  # no loop
+    # Kernels of 8 us that read and write what would take 0.2 us go with their launches.
+    small = replace(turn, us=8, args=tensors([64], [64]))
+    found = small_operators.RULE(gpu_case([small] * 100))
+    assert found.gain_ms == pytest.approx((0.2 + 0.8) * 0.99, rel=0.02)
+    assert "800.0 us because they are small" in found.evidence[1]
     assert small_operators.RULE(cpu_case([mm(64, 64, 64, 100, FP32, late_us=5)] * 40)) is None
     # Layers of a model are no loop: each is a module of its own.
     layers = [
@@ -378,6 +384,48 @@ def test_waits_cost_what_the_device_idles_after_them():
     assert "synchronization" in rules(synchronized(late=40))
     # The idle time that follows a wait belongs to it and not to slow launching.
     assert launch_bound.RULE(synchronized(late=40)) is None
+
+
+def logged() -> Case:
+    """A kernel that one line bins, whose copy to the host the same line waits for, and another."""
+    events = [
+        range_("ProfilerStep#1", 0, 340_000),
+        range_("forward", 0, 240_000),
+        python("train.py(7): log", 0, 130_000),
+        op("aten::histc", 500, 20_000),
+        call("cudaLaunchKernel", 1_000, 1_000, 1),
+        kernel("bins", 2_000, 100_000, 1),
+        op("aten::item", 20_500, 85_000),
+        call("cudaMemcpyAsync", 21_000, 900, 3),
+        copy("Memcpy DtoH (Device -> Pageable)", 102_000, 1_000, 3),
+        call("cudaStreamSynchronize", 22_000, 82_000),
+        op("aten::mul", 146_000, 2_000),
+        call("cudaLaunchKernel", 146_000, 1_000, 2),
+        kernel("other", 148_000, 100_000, 2),
+    ]
+    return Case(None, analyze(trace_of(events)))
+
+
+def test_work_takes_the_waits_of_its_line_along():
+    """100 us of bins and 45 of idling behind their copy go together; not with another line."""
+    case = logged()
+    bins, other = (case.rows.labeled("name", name.__eq__) for name in ("bins", "other"))
+    of_line = case.rows.labeled("line", lambda line: line.startswith("train.py:7"))
+    assert case.cost_ms(of_line) == pytest.approx(0.146, abs=0.002)
+    assert case.cost_ms(bins) == pytest.approx(0.1 + 0.045 * 100 / 101, abs=0.001)
+    assert case.launched_ms(bins) == pytest.approx(0.1, abs=0.001)
+    assert case.cost_ms(other) == case.launched_ms(other)
+
+
+def test_a_wait_that_another_finding_has_told_is_not_told_again():
+    case = logged()
+    wait = synchronization.RULE(case)
+    assert wait.work.tolist() == case.rows.labeled("name", lambda n: "Memcpy" in n).tolist()
+    of_line = case.rows.labeled("line", lambda line: line.startswith("train.py:7"))
+    told = ("unused_work", "bins for nothing", (), "leave them out")
+    bins = Claim(*told, gain_ms=case.cost_ms(of_line), work=of_line)
+    assert [one.rule for one in settled([wait, bins], case)] == ["unused_work"]
+    assert [one.rule for one in settled([wait], case)] == ["synchronization"]
 
 
 def test_freeing_memory_is_no_value_of_an_operator():
@@ -584,6 +632,18 @@ def test_workers_fill_their_queue_while_a_recording_starts(waits, piped, remedy)
         assert found.gain_ms == pytest.approx(4.0) and remedy in found.remedy
         assert any("32.0 MiB of each batch" in one for one in found.evidence) == bool(piped)
         assert ("a collate_fn is given at train.py:4 (main)" in found.evidence) == bool(piped)
+
+
+def test_the_lines_of_workers_stand_before_the_line_that_asks_them():
+    ready = range_("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 4_000, 50_000)
+    recorded = gpu_case([mm(64, 64, 64, 6_000)], extra=[ready])
+    run = make_run(ms=10.0)
+    use = LoaderUse(4, lines={"data.py:12 (crop)": 0.7, "data.py:14 (crop)": 0.2})
+    clock = replace(run.clock, data_wait=Samples((6.0,) * 2, "ms"), loader=use)
+    found = data_stall.RULE(Case(replace(run, clock=clock), recorded.analysis))
+    assert found.claim.endswith("(data.py:12 (crop))")
+    assert "a worker is at data.py:12 (crop) for 70.0 % of its time" in found.evidence
+    assert "a worker is at data.py:14 (crop) for 20.0 % of its time" in found.evidence
 
 
 @pytest.mark.parametrize("workers", [0, 4])

@@ -88,6 +88,8 @@ class LoaderUse:
     workers: int  # processes; 0: the loop's own fetches each batch when it is asked for
     piped_bytes: int = 0  # of a batch, in arrays and texts that workers send through a pipe
     left_epochs: float = 0.0  # epochs that were begun and left before their end, for each batch
+    # Lines that its workers are in for most of the time, with their shares of it.
+    lines: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

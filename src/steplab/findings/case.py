@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -211,15 +211,49 @@ class Case:
     def cost_ms(self, mask: Mask) -> float:
         """Milliseconds per step that go if this work goes: its own, and of the host's way to it.
 
-        On a device these are waits for its launches, shared out as the trace shows them.
+        On a device also of the waits of the host in the lines that this work is from.
         """
         assert self.rows is not None
         if not self.on_device:
             # Where only nodes of autograd are meant, they have no operators that lead to more.
             return max(self.rows.ms(mask), self.rows.ms(mask, self._with_gaps))
-        waits = self._launch_idle
-        share = waits[mask].sum() / waits.sum() if waits.any() else 0.0
-        return self.rows.ms(mask) + max(0.0, self.launch_wait_ms) * float(share)
+        return self.launched_ms(mask) + self._synchronized_ms(mask)
+
+    def launched_ms(self, mask: Mask) -> float:
+        """Milliseconds per step of this work on a device, and of its wait for its launches.
+
+        What the host was late is shared out as the trace shows it; what the device took to begin
+        what was launched is each one's own.
+        """
+        assert self.rows is not None
+        idle = self._idle_before
+        late = idle["launch"]
+        share = late[mask].sum() / late.sum() if late.any() else 0.0
+        begun = self.rows.ms(mask, idle["dispatch"].astype(np.int64))
+        return self.rows.ms(mask) + begun + max(0.0, self.launch_wait_ms) * float(share)
+
+    def _synchronized_ms(self, mask: Mask) -> float:
+        """Milliseconds per step for which the device ran dry by waits in the lines of this work.
+
+        Of a line that has other work as well, the share of time that this work has there.
+        """
+        assert self.rows is not None
+        rows, found = self.rows, 0.0
+        for line, ms in self._dry_ms.items():
+            there = rows.inside & (rows.work.line == line)
+            whole = rows.ms(there)
+            found += ms * rows.ms(there & mask) / whole if whole else 0.0
+        return found
+
+    @cached_property
+    def _dry_ms(self) -> dict[int, float]:
+        """Milliseconds per step for which the device ran dry by waits in each line, by its code."""
+        assert self.rows is not None and self.analysis is not None
+        syncs = self.analysis.syncs
+        found: defaultdict[int, float] = defaultdict(float)
+        for row in np.flatnonzero((syncs.step >= 0) & (syncs.idle > 0) & (syncs.line > 0)).tolist():
+            found[int(syncs.line[row])] += float(syncs.idle[row]) / 1e6 / self.rows.steps
+        return found
 
     @cached_property
     def _with_gaps(self) -> Ints:
@@ -229,12 +263,12 @@ class Case:
         return time_with_gaps(one.trace, one.windows, one.work, one.syncs, one.silences)
 
     @cached_property
-    def _launch_idle(self) -> Floats:
-        """Idle ns that each row of work ended, where the host was late with its launch."""
+    def _idle_before(self) -> Mapping[str, Floats]:
+        """Idle ns that each row of work ended by starting, by what the device waited for."""
         assert self.rows is not None and self.analysis is not None
         trace, windows = self.analysis.trace, self.analysis.windows
         idle = idle_before(trace, windows, self.analysis.work, self.analysis.syncs, windows)
-        return idle["launch"][:-1]
+        return {term: ns[:-1] for term, ns in idle.items()}
 
     def silent_lines(self, *causes: str) -> list[tuple[str, float]]:
         """Lines that ran in those silences, with the ms per step of each, most first.

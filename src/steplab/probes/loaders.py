@@ -7,7 +7,9 @@ sees it, but not how long it takes: workers fill their queue while a recording s
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +18,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 from steplab.core.run import LoaderUse
+from steplab.probes.worker_lines import worker_lines
+
+ASKED = 0.05  # of the time: workers that are waited for longer are asked what they do
 
 
 class LoaderWaits:
@@ -30,10 +35,13 @@ class LoaderWaits:
         self._piped: dict[int, int] = {}  # bytes of the first batch, by the same
         self._batches: Counter[int] = Counter()
         self._left: Counter[int] = Counter()  # epochs that were begun, but for those that ended
+        self._iterators: dict[int, weakref.ref[Any]] = {}  # the last of each
+        self._began = self._ended = 0.0
         self._next: Any = None
 
     def open(self) -> None:
         """Begin; what this costs is 1 us a batch."""
+        self._began = perf_counter()
         self._next = original = dataloader._BaseDataLoaderIter.__next__
         thread, waiting = threading.get_ident(), False
 
@@ -50,6 +58,7 @@ class LoaderWaits:
             finally:
                 waiting = False
             self._left[iterator._num_workers] += is_first
+            self._iterators[iterator._num_workers] = weakref.ref(iterator)
             self._note(iterator._num_workers, (perf_counter() - began) * 1e3, batch)
             return batch
 
@@ -57,15 +66,24 @@ class LoaderWaits:
 
     def close(self) -> None:
         """End."""
+        self._ended = perf_counter()
         self._set(self._next)
 
     def result(self) -> LoaderUse | None:
-        """Return the loader that was waited for the longest; None if there was none."""
+        """Return the loader that was waited for the longest; None if there was none.
+
+        Workers that were waited for are asked what they do, which takes another one and a batch.
+        """
         if not self._waits:
             return None
         workers = self._waits.most_common(1)[0][0]
         left = max(0, self._left[workers] - 1)  # without the one that goes on
-        return LoaderUse(workers, self._piped[workers], left / self._batches[workers])
+        use = LoaderUse(workers, self._piped[workers], left / self._batches[workers])
+        waited = self.waited_ms > ASKED * (self._ended - self._began) * 1e3
+        iterator = self._iterators[workers]()
+        if not (workers and waited and iterator is not None):
+            return use
+        return replace(use, lines=worker_lines(iterator))
 
     def _note(self, workers: int, ms: float, batch: Any) -> None:
         self.waited_ms += ms

@@ -90,8 +90,8 @@ def _left_eager(case: Case) -> Finding | None:
         return None
     eager = rows.category(*FUSIBLE) & rows.labeled("phase", lambda label: label in PASSES)
     claim, why, remedy, mask, seen = _reason(case, rows, eager)
-    spent = case.cost_ms(mask)
-    if not claim or not spent > SHARE * case.step_ms:
+    spent = case.cost_ms(mask) if claim else 0.0
+    if not spent > SHARE * case.step_ms:
         return None
     return Claim(
         rule="compiled_not_faster",

@@ -2,7 +2,8 @@
 
 What it sees: more than 5 % of the step goes into waiting for a batch: in torch's DataLoader, as the
 clock saw it in steps without a profiler; in ranges of the loader, or in Python of a loader in a
-loop of one's own, which the stack shows.
+loop of one's own, which the stack shows. Of workers, the lines in which one more of them, asked for
+one more batch, spends its time.
 Why it costs: once the queue of launched work is empty, the device idles until the batch arrives.
 Remedy: `prefetch`, which reads ahead in a thread and copies while the last step computes, with its
 `workers` where the loader has none; a loop of your own needs the same, from pinned memory. A loader
@@ -14,6 +15,8 @@ CPU workers hand a batch over in about 1 ms: a note where they save less than 5 
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from steplab.core import Finding, units
 from steplab.findings.case import Case
@@ -49,7 +52,7 @@ def check(case: Case) -> Finding | None:
     if not wait > SHARE * step or (_has_workers(case) and wait < _ready_ms(case)):
         return _bursts(case, lines)
     gain = wait - _handover_ms(case, wait)
-    at, asking = f" ({lines[0]})" if lines else "", _asking_lines(case)
+    at, asking = _at([*_worker_lines(case), *lines]), _asking_lines(case)
     fetching = [line for line in lines if line not in asking][:SHOWN]
     return Finding(
         rule="data_stall",
@@ -114,10 +117,11 @@ def _bursts(case: Case, lines: list[str]) -> Finding | None:
     return Finding(
         rule="data_stall",
         claim=f"{slow} of {len(clock.step)} steps wait for their batch, "
-        f"{units.milliseconds(lost)} on average",
+        f"{units.milliseconds(lost)} on average{_at([*_worker_lines(case)])}",
         evidence=(
             f"half of the steps take {units.milliseconds(clock.step.median)}, "
             f"the mean is {units.milliseconds(clock.step.mean)}",
+            *_in_workers(case),
             *(f"fetched at {line}" for line in lines[:SHOWN]),
         ),
         remedy=SLOW_WORKERS,
@@ -166,7 +170,25 @@ def _loader(case: Case) -> list[str]:
         ]
     if _has_range(case, SINGLE):
         return ["the loader has no workers (num_workers=0)", *made]
-    return made if _has_workers(case) else []
+    return [*_in_workers(case), *made] if _has_workers(case) else []
+
+
+def _in_workers(case: Case) -> list[str]:
+    return [
+        f"a worker is at {line} for {units.percent(share)} of its time"
+        for line, share in _worker_lines(case).items()
+    ]
+
+
+def _worker_lines(case: Case) -> Mapping[str, float]:
+    """Return the lines that workers are in while they make a batch, with their shares of it."""
+    clock = case.run.clock if case.run is not None else None
+    return clock.loader.lines if clock is not None and clock.loader is not None else {}
+
+
+def _at(lines: list[str]) -> str:
+    """Return the first of them, as the end of a sentence."""
+    return f" ({lines[0]})" if lines else ""
 
 
 def _leaves_epochs(case: Case) -> bool:

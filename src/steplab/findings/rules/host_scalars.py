@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
     if rows.count(small) < MANY:
         return None
     behind = _next(rows, small)
-    lost = case.cost_ms(small | behind) - rows.ms(behind & ~small) + _waited_ms(case, small)
+    lost = case.launched_ms(small | behind) - rows.ms(behind & ~small) + _waited_ms(case, small)
     if not lost > SHARE * case.step_ms:
         return None
     return Claim(

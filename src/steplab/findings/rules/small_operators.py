@@ -119,28 +119,35 @@ def _narrow(case: Case, rows: Rows) -> Finding | None:
 
 
 def _on_device(case: Case, rows: Rows, loops: list[PythonLoop]) -> Finding | None:
-    """Judge the loop with most launches that are waited for."""
-    costs = [(case.cost_ms(loop.whole) - rows.ms(loop.whole), loop) for loop in loops]
+    """Judge the loop whose launches cost most: waits for them, and kernels that do little."""
+    costs = [(case.launched_ms(loop.whole) - rows.ms(loop.whole), loop) for loop in loops]
     waited, loop = max(costs, key=lambda pair: pair[0], default=(0.0, None))
     if loop is None or not waited > LOOP_SHARE * case.step_ms:
         return None
+    # One operator over all turns reads and writes as much, in kernels that fill the device.
+    known = loop.whole & np.isfinite(rows.work.ideal)
+    best = float(rows.work.ideal[known].sum()) / 1e6 / rows.steps
+    small = max(0.0, rows.ms(known) - AROUND * best)
+    lost = waited + small
+    # Values that a turn reads on the host are for synchronization.
+    read = rows.labeled("name", lambda name: name.startswith("Memcpy"))
     return Claim(
         rule="small_operators",
-        claim=f"a loop in Python at {loop.line} costs {units.milliseconds(waited)} of the step",
+        claim=f"a loop in Python at {loop.line} costs {units.milliseconds(lost)} of the step",
         evidence=(
             f"{loop.op} {loop.turns} times in a row",
-            f"{rows.count(loop.whole):.0f} kernels a step, {units.milliseconds(waited)} of waits "
-            "for their launches",
+            f"{rows.count(loop.whole):.0f} kernels a step: {units.milliseconds(waited)} of waits "
+            f"for them, {units.milliseconds(small)} because they are small",
             *(f"called at {', from '.join(at)}" for at in [rows.calling(loop.line)] if at),
         ),
         remedy=ONE_CLIP
         if (loop.whole & _clips(rows)).any()
         else "one operator over all turns of the loop (torch._foreach_* over many tensors), or "
         "compile it",
-        stake_ms=waited,
+        stake_ms=lost,
         why="the host launches kernel after kernel, and the device waits for each",
-        gain_ms=waited * (1 - 1 / loop.turns),
-        work=loop.whole,
+        gain_ms=lost * (1 - 1 / loop.turns),
+        work=loop.whole & ~read,
     )
 
 

@@ -15,6 +15,7 @@ from collections import defaultdict
 
 from steplab.core import Finding, units
 from steplab.findings.case import ANOMALY, Case
+from steplab.findings.claims import Claim
 from steplab.findings.rows import Rows
 from steplab.trace.analysis import UNATTRIBUTED
 from steplab.trace.host_calls import takes_driver_memory
@@ -52,7 +53,9 @@ def check(case: Case) -> Finding | None:
         f"{units.milliseconds(idle[op, line])} idle"
         for op, line in places[:SHOWN]
     ]
-    return Finding(
+    copied = case.rows.labeled("name", lambda name: name.startswith("Memcpy"))
+    copied &= case.rows.labeled("line", {line for _, line in places}.__contains__)
+    return Claim(
         rule="synchronization",
         claim=f"{_times(sum(counts.values()))} a step the host waits and the device runs dry",
         evidence=tuple(evidence),
@@ -60,6 +63,7 @@ def check(case: Case) -> Finding | None:
         stake_ms=total,
         why="after each wait the device idles until the host has launched new work",
         gain_ms=total,
+        work=copied,  # what else goes with its line has told the wait
     )
 
 
