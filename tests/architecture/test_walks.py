@@ -38,7 +38,7 @@ class Followed:
 WALKS = {
     "bench step": Followed((f"bench step gpt {GPT} --mode full --steps 2 --warmup 1",), 52),
     "explain": Followed(
-        (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 54, ("findings/rules/",)
+        (f"profile gpt {GPT} --steps 2 --warmup 1", "explain"), 55, ("findings/rules/",)
     ),
     # 46 files, and 5 more for the Run that it stores: the probes of `bench` and the store.
     "train": Followed((f"train {TRAIN} --checkpoint-every 2 --validation-batches 1",), 51),
