@@ -102,6 +102,23 @@ def test_a_table_as_large_as_the_scores_is_none_of_them():
     assert attention_unfused.RULE(gpu_case([biased, *by_hand()])).stake_ms == pytest.approx(0.65)
 
 
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        (SCORES, True),
+        ([2, 64, 64, 4], True),  # heads last
+        ([512, 64], True),  # one row for each query
+        ([8, 64, 8, 8], False),  # of 8 neighbors in 8 channels
+    ],
+)
+def test_a_softmax_of_as_many_numbers_that_are_no_scores(weights, found):
+    product, scaled, _, *rest = by_hand()
+    case = gpu_case(
+        [*(product, scaled), RecordedOp("aten::_softmax", 100, args=tensors(weights)), *rest]
+    )
+    assert (attention_unfused.RULE(case) is not None) == found
+
+
 def test_remedies_of_attention_keep_the_model():
     """No causal mask where there is none, no lost dropout, no kernel that does not exist."""
     plain = attention_unfused.RULE(gpu_case(by_hand())).remedy

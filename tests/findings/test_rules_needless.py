@@ -427,6 +427,9 @@ def test_gradients_that_another_backward_had_computed():
     (found,) = repeated_work.RULE(watched(done, ".q"))
     assert found.gain_ms == pytest.approx(0.6) and "same gradients again" in found.claim
     assert "autograd.grad(loss, list(weights))" in found.remedy
+    # Derivatives of derivatives share the slopes of activations, and no product.
+    slopes = [done[0], RecordedOp("aten::mul", 600, phase="backward", line="net.py(5): f")]
+    assert repeated_work.RULE(watched(slopes, ".q")) == ()
 
 
 @pytest.mark.parametrize(("letters", "gain"), [("x.", 0.4), ("..", None)])
@@ -978,24 +981,31 @@ def test_a_forward_that_is_recorded_though_nothing_goes_back_through_it():
     assert graph_memory.RULE(taught(5, 5)) == ()
 
 
-def gone_back_twice(given_between: bool) -> Case:
-    """One graph, by backward() or by autograd.grad() first, then by backward()."""
+def gone_back_twice(given_at: int) -> Case:
+    """One graph, by backward() or by autograd.grad() first, then by backward().
+
+    A weight is given its gradient at that time (us), too.
+    """
     node = "autograd::engine::evaluate_function: MmBackward0"
     give = "torch::autograd::AccumulateGrad"
-    events = [range_("ProfilerStep#1", 0, 1_000_000), op("aten::mm", 0, 9_000, sequence=1)]
+    events = [range_("ProfilerStep#1", 0, 1_000_000), op("aten::mm", 0, 9_000, sequence=2)]
     for start in (100_000, 400_000):
-        events += [op(node, start, 200_000, sequence=1, forward_thread=1)]
+        # First a node of the loss alone, made after the others.
+        number = 3 if start < 400_000 else 4
+        events += [op(node, start - 20_000, 10_000, sequence=number, forward_thread=1)]
+        events += [op(node, start, 200_000, sequence=2, forward_thread=1)]
         events += [op("aten::mm", start + 1_000, 190_000)]
-    times = [650_000, *([350_000] if given_between else [])]
-    events += [op(give, time, 1_000) for time in times]
+    events += [op(give, time, 1_000) for time in (650_000, given_at * 1000)]
     return Case(None, analyze(trace_of(events)))
 
 
 def test_a_pass_for_gradients_of_its_own_is_no_second_backward():
-    (found,) = repeated_work.RULE(gone_back_twice(given_between=True))
+    (found,) = repeated_work.RULE(gone_back_twice(given_at=350))
     # 190 us of the product, 50 between the passes.
     assert "gone back through twice" in found.claim and found.gain_ms == pytest.approx(0.24)
-    assert repeated_work.RULE(gone_back_twice(given_between=False)) == ()
+    assert repeated_work.RULE(gone_back_twice(given_at=660)) == ()
+    # By the second pass itself, which began 20 us before: the first was for an input.
+    assert repeated_work.RULE(gone_back_twice(given_at=391)) == ()
 
 
 @pytest.mark.parametrize(("lookups", "found"), [(6, True), (2, False)])

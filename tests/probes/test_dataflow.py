@@ -765,6 +765,28 @@ def test_padding_of_token_ids():
     assert built.padding == made.padding == 0
 
 
+@pytest.mark.parametrize("kind", ["linear", "convolution", "lstm"])
+def test_padding_of_frames(kind):
+    """What a layer takes of the data; not a mask of single frames, and not what a layer made."""
+    frames = torch.randn(8, 40, 16)
+    layer = {
+        "linear": nn.Linear(16, 8),
+        "convolution": nn.Conv1d(16, 8, 3),
+        "lstm": nn.LSTM(16, 8, batch_first=True),
+    }[kind]
+
+    def used(frames):
+        out = layer(frames.mT if kind == "convolution" else frames)
+        return (out[0] if kind == "lstm" else out).mean()
+
+    padded, masked = frames.clone(), frames.clone()
+    padded[:, 20:] = 0
+    masked[:, ::2] = 0
+    assert watched(Loop(lambda x: x + used(padded)))[0].padding == pytest.approx(0.5)
+    assert watched(Loop(lambda x: x + used(masked)))[0].padding == 0
+    assert watched(Loop(lambda x: x + used(padded * x.mean())))[0].padding == 0
+
+
 def test_a_product_with_rows_of_zeros():
     weight = nn.Parameter(torch.randn(256, 256))
 

@@ -256,16 +256,18 @@ class Rows:
         lines = [one for one in found if one != line]
         return lines if len(lines) <= 2 else [lines[0], lines[-1]]
 
-    def lines_at(self, times: Ints, most: int = 2) -> list[str]:
+    def lines_at(self, times: Ints, most: int = 2, *, calling: bool = False) -> list[str]:
         """Return the lines in which the step's thread was at most of some times (ns).
 
-        While autograd computes, that is the line that calls backward.
+        While autograd computes, that is the line that calls backward. With `calling`, the lines
+        that called the functions of those.
         """
-        spans, (lines, _) = self.source.lines, self._line_nesting
+        spans, (lines, parents) = self.source.lines, self._line_nesting
         if not len(spans):
             return []
         thread = int(np.bincount(spans.thread).argmax())
         place = lines.innermost(np.full(len(times), thread), times)
+        place = parents[place[place >= 0]] if calling else place
         names = Counter(spans.name[place[place >= 0]].tolist()).most_common(most)
         # Steps are matched operator by operator: a few may be those of a like call elsewhere.
         often = [code for code, count in names if count >= 0.1 * names[0][1]]

@@ -17,6 +17,16 @@ LEAST_SCORES = 256  # queries and keys of an attention whose mask is worth a loo
 MASKED_SCORE = -1e4  # and below; fp16 ends at -6.5e4, bf16 and fp32 are masked with -1e9 or -inf
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 MASKS = ("attn_mask", "attn_bias")
+# The layers that take frames, and which of their arguments these are.
+CONVOLUTION = "aten::convolution"
+FRAME_LAYERS = {
+    "aten::addmm": 1,
+    "aten::mm": 0,
+    CONVOLUTION: 0,
+    "aten::_cudnn_rnn": 0,
+    "aten::mkldnn_rnn_layer": 0,
+}
+LEAST_FRAMES, LEAST_MELS, LEAST_RUN = 64, 8, 4
 LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 
 
@@ -95,6 +105,37 @@ def padded_share(ids_BT: Tensor) -> float:
     """Return the share of tokens that repeat the last one of their row up to its end."""
     repeated = (ids_BT == ids_BT[:, -1:]).flip(1).cumprod(1)[:, 1:]
     return float(repeated.float().mean())
+
+
+def empty_frames(name: str, args: Any) -> float:
+    """Return the share of the rows of data that a layer takes and that are padding: zeros in runs.
+
+    Of what depends on no weight, in a forward pass; rows here and there that are zero are masked.
+    """
+    place = FRAME_LAYERS.get(name)
+    x = args[place] if place is not None else None
+    if x is None or x.requires_grad or not x.is_floating_point() or not torch.is_grad_enabled():
+        return 0.0
+    if torch._C._current_autograd_node() is not None:
+        return 0.0
+    if name == CONVOLUTION:
+        if x.dim() != 3:  # pictures may well have a black border
+            return 0.0
+        x = x.mT
+    if x.numel() < LEAST_FRAMES * LEAST_MELS or x.shape[-1] < LEAST_MELS:
+        return 0.0
+    with torch.no_grad():
+        empty = ~x.any(-1)  # (N,), (B, T) or (T, B)
+        rows, runs = int(empty.sum()), max(map(_runs, (empty, empty.movedim(0, -1))))
+    # A recurrent layer begins with a state of zeros, and with nothing else.
+    is_padding = runs * LEAST_RUN <= rows < empty.numel()
+    return rows / empty.numel() if is_padding else 0.0
+
+
+def _runs(empty: Tensor) -> int:
+    """Return how often True begins, going through all in order."""
+    flat = empty.reshape(-1)
+    return int((flat[1:] & ~flat[:-1]).sum()) + int(flat[0])
 
 
 Sampled = tuple[Tensor, tuple[Tensor, ...], Tensor]  # of what, where, and what was there

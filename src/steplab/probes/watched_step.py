@@ -51,6 +51,7 @@ from steplab.probes.unchanged import OlderTensors
 from steplab.probes.untrained import CastWatch
 from steplab.probes.value_graph import FILLS, WatchedOp
 from steplab.probes.value_samples import (
+    empty_frames,
     ignored_share,
     padded_share,
     samples,
@@ -497,6 +498,7 @@ class WatchedStep(TorchDispatchMode):
     def _look_at_numbers(self, name: str, args: Any) -> None:
         """Note tables and who multiplies them; look at ids that no model keeps, and at labels."""
         self.seen.ignored = max(self.seen.ignored, ignored_share(name, args))
+        self.seen.padding = max(self.seen.padding, empty_frames(name, args))
         if name in PRODUCTS:
             self.multiplied |= {self._origin(tensor) for tensor in tensors_of(args)}
         if name != "aten::embedding":

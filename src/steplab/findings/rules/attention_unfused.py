@@ -15,6 +15,7 @@ kernel takes (fp64, heads above 256, dropout on a CPU) is a note without a gain.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -160,21 +161,32 @@ def _too_wide(call: OpCall) -> bool:
 
 def _score_sizes(rows: Rows) -> set[int]:
     """Return the sizes, in elements, of batched products whose result goes into a softmax."""
+    # In backward, the gradient of any weights of a mean has that size too.
+    forward = set(rows.call[rows.labeled("phase", lambda label: label != "backward")].tolist())
+    results = [
+        one
+        for number, one in matmuls(rows).items()
+        if number in forward and len(one.left.dims) == 3 and min(one.m, one.n) >= MIN_LENGTH
+    ]
     softmax = {
-        tensor.numel
+        (tensor.numel, tensor.dims)
         for call in rows.calls
         if "softmax" in call.name and "log_softmax" not in call.name
         for tensor in call.tensors
         if tensor is not None
     }
-    # In backward, the gradient of any weights of a mean has that size too.
-    forward = set(rows.call[rows.labeled("phase", lambda label: label != "backward")].tolist())
-    results = {
-        _result_size(one)
-        for number, one in matmuls(rows).items()
-        if number in forward and len(one.left.dims) == 3 and min(one.m, one.n) >= MIN_LENGTH
-    }
-    return softmax & results
+    return {size for size, dims in softmax for one in results if _are_scores(size, dims, one)}
+
+
+def _are_scores(size: int, dims: tuple[int, ...], product: Matmul) -> bool:
+    """Whether a softmax's tensor may be that product: as large, with a row of its own length.
+
+    Weights of 16 neighbors in 32 channels may be as many numbers as a product has.
+    """
+    lengths = product.m, product.n
+    return size == _result_size(product) and (
+        dims[-1] in lengths or Counter(lengths) <= Counter(dims)
+    )
 
 
 def _score_shapes(rows: Rows, sizes: set[int]) -> set[_Shape]:

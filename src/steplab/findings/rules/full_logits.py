@@ -22,6 +22,7 @@ MIN_VOCABULARY = 1000
 LEAST_BYTES = 16 << 20  # a classifier of 1,000 classes is no vocabulary
 # Logits, log-softmax and gradient: what eager cross entropy holds at once.
 HELD_AT_ONCE = 3
+OF_DEVICE = 0.10  # of its memory: chunks free less than another batch would take
 OF_THE_HEAD = ("weights", "gradients", "optimizer state")
 OWN_LOSS = "steplab.modules.loss.LinearCrossEntropy in place of both"
 
@@ -38,6 +39,7 @@ def check(case: Case) -> Finding | None:
         return None
     tokens, vocabulary = math.prod(logits.dims[:-1]), logits.dims[-1]
     mask = case.rows.called(lambda call: _logits(call) == logits)
+    room = case.capacity_bytes if case.on_device else None
     return Finding(
         rule="full_logits",
         claim=f"logits of {tokens:,} tokens x {vocabulary:,} words hold {units.bytes_(held)}",
@@ -45,6 +47,7 @@ def check(case: Case) -> Finding | None:
         remedy=f"compute the head and the loss in chunks of tokens: {_chunked(case)}",
         stake_bytes=held,
         why="logits, log-softmax and gradient of every token live at once",
+        ordinary=room is not None and held < OF_DEVICE * room,
     )
 
 

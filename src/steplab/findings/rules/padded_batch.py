@@ -1,8 +1,9 @@
 """Much of the batch is padding.
 
-What it sees: what the batch's mask or lengths leave out, or token ids that repeat the last one of
-their row up to its end, as the Run recorded them: more than a quarter of the batch. Where a graph
-is replayed, ids that fill a part of its input.
+What it sees: what the batch's mask or lengths leave out, token ids that repeat the last one of
+their row up to its end, or frames of zeros one after the other, which the first layer takes, as the
+Run recorded them: more than a quarter of the batch. Where a graph is replayed, ids that fill a part
+of its input.
 Why it costs: padding goes through every layer like any other token.
 Remedy: pad to the longest of the batch and not to a fixed length, sort by length, or pack several
 sequences into one row.
@@ -38,7 +39,7 @@ def check(case: Case) -> Finding | None:
     written = rows.called(lambda call: _unfilled(call) > 0)
     return Finding(
         rule="padded_batch",
-        claim=f"{units.percent(padding)} of the tokens are padding",
+        claim=f"{units.percent(padding)} of the tokens or frames are padding",
         evidence=(
             f"forward and backward take {units.milliseconds(spent)}",
             *(rows.hot_lines(written, 1) if dataflow is None else ()),

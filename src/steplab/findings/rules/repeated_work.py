@@ -30,7 +30,7 @@ from steplab.findings.loops import python_loops
 from steplab.findings.matmuls import attainable_rate, matmuls
 from steplab.findings.rows import Mask, Rows, is_cast
 from steplab.findings.rules._shared_lookups import shared_lookups
-from steplab.trace.events import Ints
+from steplab.trace.events import Codes, Ints
 from steplab.trace.phases import AUTOGRAD_NODE
 from steplab.trace.spans import nest
 
@@ -42,6 +42,7 @@ PLENTY = 0.5  # of the device's memory in use
 WORTH_IT = 0.10  # of the step
 SHARE = 0.02
 CASTS = 0.05  # less is the price of autocast
+PRODUCTS = 0.2  # of gradients that are computed again, also where activations take most
 
 
 def check(case: Case) -> tuple[Finding, ...]:
@@ -85,16 +86,22 @@ def _recomputed(case: Case, rows: Rows, mask: Mask) -> Finding | None:
 
 def _same_gradients(case: Case, rows: Rows, mask: Mask) -> Finding | None:
     """Judge gradients that one backward pass after another computes, from the same values."""
-    spent = case.cost_ms(mask)
-    if not spent > SHARE * case.step_ms:
+    spent, products = case.cost_ms(mask), rows.labeled("category", lambda name: "matmul" in name)
+    # Passes for derivatives of derivatives share slopes of activations, and no gradient.
+    if not spent > SHARE * case.step_ms or rows.ms(mask & products) < PRODUCTS * rows.ms(mask):
         return None
     ops = rows.work.op_row[mask & (rows.work.op_row >= 0)]
-    asked = rows.lines_at(rows.source.ops.start[ops])
+    at = rows.source.ops.start[ops]
+    asked, calling = rows.lines_at(at), rows.lines_at(at, calling=True)
     return Claim(
         rule="repeated_work",
         claim=f"backward passes compute the same gradients again: {units.milliseconds(spent)} a "
         "step",
-        evidence=(*(f"backward is called at {line}" for line in asked), *rows.hot_lines(mask)),
+        evidence=(
+            *(f"backward is called at {line}" for line in asked),
+            *(f"in a function that is called at {line}" for line in calling),
+            *rows.hot_lines(mask),
+        ),
         remedy="one pass for all: loss.backward(), or torch.autograd.grad(loss, list(weights))",
         stake_ms=spent,
         why="every pass begins at the loss: what lies between it and the weights is the same",
@@ -317,10 +324,12 @@ def _second_backward(case: Case, rows: Rows) -> Finding | None:
     _, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
     later = np.zeros(len(numbered), np.bool_)
     begun, begun_first = ops.start[numbered], ops.start[numbered[first[which.ravel()]]]
+    # A pass that began before the weights got their gradients gives them itself.
+    since_pass = _pass_began(ops.thread[numbered], begun, ops.sequence[numbered])
     turn = _turns(which.ravel(), begun)
     for number in range(1, int(turn.max(initial=0)) + 1):
         again = turn == number
-        since, until = begun_first[again].min(), begun[again].min()
+        since, until = begun_first[again].min(), since_pass[again].min()
         later |= again & bool(((to_weights > since) & (to_weights < until)).any())
     if not later.any():
         return None
@@ -347,6 +356,17 @@ def _second_backward(case: Case, rows: Rows) -> Finding | None:
         gain_ms=spent,
         work=mask,
     )
+
+
+def _pass_began(thread: Codes, begun: Ints, sequence: Ints) -> Ints:
+    """Return when the backward pass of each node began: it takes the last nodes first."""
+    order = np.lexsort((begun, thread))
+    same = np.diff(thread[order], prepend=-1) == 0
+    goes_on = same & (np.diff(sequence[order], prepend=0) < 0)
+    first = np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(order))))
+    found = np.zeros_like(begun)
+    found[order] = begun[order][first]
+    return found
 
 
 def _turns(node: Ints, begun: Ints) -> Ints:
