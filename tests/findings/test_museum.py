@@ -79,6 +79,8 @@ SMALL = {
     "warmup_counted": {"width": 8, "rows": 4},
     "fragmentation": {"width": 8, "rows": 4},
     "wide_pooling": {"width": 2, "side": 16, "window": 5},
+    "prefix_recomputed": {"width": 16, "prompt": 8, "tokens": 6},
+    "long_convolution": {"samples": 512, "taps": 64, "width": 8},
 }
 
 

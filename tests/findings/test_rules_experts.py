@@ -50,6 +50,12 @@ def test_padding_to_the_busiest_expert():
     assert rules(case)[0] == "expert_imbalance" and dropped_tokens.RULE(case) is None
 
 
+def test_room_for_all_tokens_is_not_for_the_router_to_balance():
+    found = expert_imbalance.RULE(cpu_case([routed(), *padded(TOKENS)]))
+    assert "balance" not in found.remedy and "room for all tokens" in found.why
+    assert "balance" in expert_imbalance.RULE(cpu_case([routed(), *padded(400)])).remedy
+
+
 def test_a_capacity_factor_of_a_quarter_more_is_no_fault():
     case = cpu_case([routed(), *padded(160)])
     assert expert_imbalance.RULE(case) is None and dropped_tokens.RULE(case) is None

@@ -296,6 +296,25 @@ def test_a_cpu_that_stands_still_and_one_that_only_calls():
     assert small_operators.RULE(cpu_case(layers)) is None
 
 
+@pytest.mark.parametrize(("updates", "found"), [(1, True), (8, False)])
+def test_tiny_micro_batches_are_told_from_updates(updates, found):
+    """Eight passes with 40 operators each; an update after each of them is a smaller batch."""
+    half = [RecordedOp("aten::add", 4, late_us=6, line="net.py(3): forward")] * 20
+    back = [replace(one, phase="backward", line="") for one in half]
+    lines = []
+    for turn in range(8):
+        begin = turn * 400_000
+        lines += [op("line:train.py:7 (step)", begin, 200_000)]
+        lines += [op("line:train.py:8 (step)", begin + 200_000, 200_000)]
+    steps = [
+        range_("Optimizer.step#AdamW.step", turn * 400_000 + 399_000, 900)
+        for turn in range(updates)
+    ]
+    said = small_operators.RULE(cpu_case([*half, *back] * 8, extra=[*lines, *steps]))
+    assert ("8 micro-batches, each with a backward pass at train.py:8" in said.claim) == found
+    assert ("larger micro-batches" in said.remedy) == found
+
+
 def test_a_loop_over_many_modules_of_one_list():
     """A deep model has fewer layers than this."""
 

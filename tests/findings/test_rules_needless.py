@@ -31,9 +31,11 @@ from steplab.findings.rules import (
     idle_gradients,
     index_gradient,
     kept_memory,
+    long_convolution,
     masked_scores,
     padded_batch,
     partly_used,
+    prefix_recomputed,
     product_order,
     repeated_work,
     slow_switch,
@@ -558,6 +560,8 @@ def test_results_of_which_most_is_dropped():
     assert found.gain_ms == pytest.approx(0.8 * 0.6) and "net.py:5" in found.evidence[1]
     assert partly_used.RULE(watched(done, "..")) is None
     assert "head(x[:, -1])" in found.remedy
+    by_torch = [replace(done[0], phase="backward"), done[1]]  # in the formula of a gradient
+    assert partly_used.RULE(watched(by_torch, "Y.")) is None
     order = RecordedOp("aten::sort", 600, args=tensors([256, 4096]), line="net.py(5): nearest")
     assert "torch.topk" in partly_used.RULE(watched([order, done[1]], "Z.")).remedy
 
@@ -651,6 +655,66 @@ def test_a_matrix_that_is_copied_for_every_row(copies, found):
     if said is not None:
         assert said.stake_ms == pytest.approx(0.6) and "8 matrices are copied to 512" in said.claim
         assert "moe.py:5 (forward)" in " ".join(said.evidence)
+
+
+@pytest.mark.parametrize(("stride", "found"), [(0, True), (192 * 192, False)])
+def test_a_matrix_that_is_expanded_to_all_samples(stride, found):
+    """96 small products at a tenth of the speed of a large one."""
+    strides = [[stride, 192, 1], [192 * 8, 8, 1]]
+    args = tensors([96, 192, 192], [96, 192, 8], strides=strides, values=["", ""])
+    shared = RecordedOp("aten::bmm", 1_000, args=args, line="mix.py(5): forward")
+    quick = mm(768, 192, 192, 100, FP32)  # as many FLOPs
+    said = gathered_matrices.RULE(cpu_case([shared, quick]))
+    assert (said is not None) == found
+    if said is not None:
+        assert said.stake_ms == pytest.approx(1.0) and said.gain_ms == pytest.approx(0.9)
+        assert "each of 96 samples" in said.claim and "mix.py:5 (forward)" in said.evidence[1]
+
+
+def sampling(lengths: list[int], us: int = 50) -> list[RecordedOp]:
+    """Two layers for all positions of each turn."""
+    line = "model.py(7): forward"
+    layers = [[mm(n, 64, 64, us, FP32, line=line)] * 2 for n in lengths]
+    return [one for turn in layers for one in turn]
+
+
+def test_prefixes_that_are_computed_again():
+    done = sampling([100, 101, 102, 103, 104, 105])
+    # Training on all of it follows, through the same line.
+    found = prefix_recomputed.RULE(cpu_case([*done, *sampling([105]), mm(64, 64, 64, 300)]))
+    assert "each of 6 turns" in found.claim and "100, 101, ... 105 rows" in found.evidence[0]
+    assert "model.py:7 (forward)" in found.evidence[1] and "KV cache" in found.remedy
+    # Ten calls after the first turn, of which 102 parts of 103 were known; 3 us stay for each.
+    assert found.gain_ms == pytest.approx(10 * 0.047 * 102 / 103, rel=0.01)
+    assert prefix_recomputed.RULE(gpu_case(done)).gain_ms == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [100] * 6,
+        [100, 101, 102, 103],  # few
+        [100, 117, 103, 140, 102, 131],  # batches of any length
+        [16, 32, 64, 128, 256, 512],  # stages
+        [8, 16, 24, 32],  # few, and half of each is new
+    ],
+)
+def test_inputs_that_are_no_prefixes_of_each_other(lengths):
+    assert prefix_recomputed.RULE(cpu_case(sampling(lengths))) is None
+
+
+@pytest.mark.parametrize(("taps", "found"), [(5_000, True), (31, False)])
+def test_a_filter_that_is_as_long_as_the_signal(taps, found):
+    args = tensors([1, 8, 17_799], [8, 1, taps])
+    echo = RecordedOp("aten::convolution", 800, args=args, line="room.py(5): echo")
+    said = long_convolution.RULE(cpu_case([echo, mm(64, 64, 64, 200, FP32)]))
+    assert (said is not None) == found
+    if said is not None:
+        assert "5,000 taps" in said.claim and "room.py:5 (echo)" in said.evidence[0]
+        assert 0.9 * 0.8 < said.gain_ms < 0.8
+    sparse = {**args, "values": ["", "", "", "[4096]"]}  # four samples of the result
+    few = RecordedOp("aten::convolution", 800, args=sparse)
+    assert long_convolution.RULE(cpu_case([few, mm(64, 64, 64, 200, FP32)])) is None
 
 
 @pytest.mark.parametrize("kind", ["unread", "copies"])

@@ -372,12 +372,24 @@ TABLE, KERNEL = nn.Embedding(4, 8), torch.randn(8, 8, 3, 3)
         (lambda x: NORM(x.repeat_interleave(12, 0)), "aten::native_layer_norm", "C"),
         # What is the same for all copies, or copied alike, leaves them copies.
         (lambda x: LAYER(2 * x[COPY] + x.mean(0)), "aten::addmm", "C"),
-        (lambda x: LAYER(x[COPY] * x.square()[COPY]), "aten::addmm", "C"),
     ],
 )
 def test_rows_that_are_computed_for_each_of_their_copies(between, name, letter):
     found = verdicts(Loop(between))
     assert found[name][letter] >= 1  # the layer behind it takes them too
+
+
+def windows(x, step: int):
+    """Return windows of eight of 32 rows, row after row, of which each begins `step` rows later."""
+    frames = x.view(32, 1) + torch.arange(8.0)
+    return frames.unfold(0, 8, step).mT.reshape(-1, 8)
+
+
+# 7 windows have 56 rows, 25 of them 200.
+@pytest.mark.parametrize(("step", "letters"), [(1, "B"), (4, "A"), (8, "")])
+def test_rows_of_windows_that_overlap_are_computed_again(step, letters):
+    found = verdicts(Loop(lambda x: LAYER(windows(x, step))))
+    assert set(found["aten::addmm"]) & set(COPIED_ROWS) == set(letters)
 
 
 def test_all_that_follows_the_first_product_is_computed_again():

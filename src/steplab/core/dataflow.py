@@ -25,7 +25,7 @@ UNREAD_OUTPUT = "o"  # of a compiled graph: it returns what nobody reads
 MASKED = "PQR"  # attention of which a mask leaves out so many tenths of the scores: 7, 8, 9
 CAUSAL_MASK = "l"  # fused attention with a mask that hides exactly the keys to come
 ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zeros
-# Rows that are copies of fewer ones, each computed at least so often: 2, 4, 8 and on to 1024.
+# Rows that are copies of fewer ones, each computed so often or more: 1.5, 4, 8 and on to 1024.
 COPIED_ROWS = "ABCDEFGHIJ"
 ROWS_COPIED = "m"  # made these copies
 POOLED = "p"  # a product or a lookup of many rows of which only sums are read

@@ -306,11 +306,24 @@ class Case:
         """Milliseconds per step that optimizers take on a CPU beside their operators."""
         if self.rows is None or self.on_device:
             return 0.0
-        rows, trace = self.rows, self.rows.analysis.trace
-        steps = trace.named(trace.ranges, lambda name: name.startswith(OPTIMIZER_STEP))
-        called = float(trace.ranges.duration[steps].sum()) / 1e6 / rows.steps * rows.scale
+        rows, lengths = self.rows, self._update_lengths
+        called = float(lengths.sum()) / 1e6 / rows.steps * rows.scale
         phase = rows.labeled("phase", lambda label: label == "optimizer")
-        return max(0.0, called - rows.ms(phase)) if steps.any() else 0.0
+        return max(0.0, called - rows.ms(phase)) if len(lengths) else 0.0
+
+    @property
+    def updates(self) -> float:
+        """How often a step calls an optimizer; 0 where the trace does not tell."""
+        return len(self._update_lengths) / self.rows.steps if self.rows is not None else 0.0
+
+    @property
+    def _update_lengths(self) -> Ints:
+        """How long (ns) each call of an optimizer takes."""
+        assert self.rows is not None
+        trace = self.rows.analysis.trace
+        chosen = trace.named(trace.ranges, lambda name: name.startswith(OPTIMIZER_STEP))
+        lengths: Ints = trace.ranges.duration[chosen]
+        return lengths
 
     @property
     def launch_wait_ms(self) -> float:

@@ -243,7 +243,10 @@ class Rows:
         return others if len(others) <= 3 else [others[0], *others[-2:]]
 
     def calling(self, line: str) -> list[str]:
-        """Return where the function of a line is called, and where that begins; [] if unknown."""
+        """Return where the function of a line is called, and where the whole begins.
+
+        Three lines at most; [] if unknown.
+        """
         spans, (_, parents) = self.source.lines, self._line_nesting
         name = f"{LINE_RANGE}{line}"
         rows = np.flatnonzero(self.source.named(spans, name.__eq__))
@@ -254,7 +257,7 @@ class Rows:
         while (place := int(parents[place])) >= 0:
             found[self.source.text(int(spans.name[place])).removeprefix(LINE_RANGE)] = None
         lines = [one for one in found if one != line]
-        return lines if len(lines) <= 2 else [lines[0], lines[-1]]
+        return lines if len(lines) <= 3 else [lines[0], *lines[-2:]]
 
     def lines_at(self, times: Ints, most: int = 2, *, calling: bool = False) -> list[str]:
         """Return the lines in which the step's thread was at most of some times (ns).
@@ -272,6 +275,20 @@ class Rows:
         # Steps are matched operator by operator: a few may be those of a like call elsewhere.
         often = [code for code, count in names if count >= 0.1 * names[0][1]]
         return [self.source.text(code).removeprefix(LINE_RANGE) for code in often]
+
+    def times_run(self, line: str, times: Ints) -> int:
+        """Return how often per step a line runs in which the step's thread is at some of the times.
+
+        A line of a loop runs once for every turn.
+        """
+        spans, (lines, _) = self.source.lines, self._line_nesting
+        if not len(spans):
+            return 0
+        thread = int(np.bincount(spans.thread).argmax())
+        places = np.unique(lines.innermost(np.full(len(times), thread), times))
+        texts = (self.source.text(int(code)) for code in spans.name[places[places >= 0]])
+        steps = self.steps if self.analysis.detail is None else 1
+        return sum(text == f"{LINE_RANGE}{line}" for text in texts) // steps
 
     @cached_property
     def _line_nesting(self) -> tuple[Nesting, Ints]:

@@ -1,7 +1,7 @@
 """Rows of a tensor that are copies of fewer rows, and whether an operator computes each of them.
 
-`expand`, `repeat`, `repeat_interleave` and indices make copies. They stay copies through operators
-that take every row by itself, until something of its own is added to each.
+`expand`, `repeat`, `repeat_interleave`, indices and windows that overlap make copies. They stay
+copies through operators that take every row by itself, until something of its own is added to each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Copied:
 
     stride: int
     size: int  # how many such places there are in a row
-    copies: int  # of each of them that differs
+    copies: float  # of each of them that differs, on average
     pattern: int = 0  # an index, by its number, that tells which are the same; 0: all are
     maker: int = -1  # the operator that copied; -1: none, a view
     computed: bool = False  # an operator has computed each of them
@@ -81,7 +81,8 @@ def copied_rows(
     if name == "aten::repeat":
         return _repeated(args, out, index)
     maker = index if name in COPIES else -1
-    return tuple(
+    windows = _overlapping(inputs[-1], out, index) if name in COPIES else ()
+    return windows or tuple(
         replace(
             one,
             stride=one.stride * out.stride(dim),
@@ -94,8 +95,8 @@ def copied_rows(
     )
 
 
-def times_computed(places: Places) -> int:
-    """Return how often each row was computed; 1: once."""
+def times_computed(places: Places) -> float:
+    """Return how often each row was computed, on average; 1: once."""
     return math.prod(one.copies for one in places if one.computed)
 
 
@@ -162,6 +163,26 @@ def _along(tensor: Tensor, dim: int, places: Places) -> list[Copied]:
         for one in places
         if one.stride % stride == 0 and one.stride * one.size <= stride * size
     ]
+
+
+def _overlapping(source: Tensor, out: Tensor, index: int) -> Places:
+    """Return the rows that several windows share, where windows are copied row by row.
+
+    `unfold` shows them without copying: one dimension goes from window to window, the next one
+    along the rows of each, both through the same rows.
+    """
+    if source.shape != out.shape:
+        return ()
+    for dim in range(out.dim() - 1):
+        count, length = source.shape[dim : dim + 2]
+        step, row = source.stride(dim), source.stride(dim + 1)
+        joined = out.stride(dim) == length * out.stride(dim + 1)
+        if not joined or not row or step % row or not 0 < step // row < length or count < 2:
+            continue
+        rows, distinct = count * length, (count - 1) * (step // row) + length
+        pattern = hash(("windows", step // row, length))
+        return (Copied(out.stride(dim + 1), rows, rows / distinct, pattern, maker=index),)
+    return ()
 
 
 def _repeated(args: Any, out: Tensor, index: int) -> Places:

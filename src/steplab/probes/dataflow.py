@@ -8,6 +8,7 @@ what was computed before.
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 
 from steplab.core import Dataflow
@@ -55,6 +56,8 @@ from steplab.probes.value_graph import (
 )
 from steplab.probes.watched_step import MOST_OPS, OVERWRITES, WatchedStep
 from steplab.probes.zeros import CAST
+
+MANY = 1.5  # times that a row is computed: windows that overlap by half share nearly all rows
 
 
 def record_dataflow(subject: Subject) -> tuple[Dataflow | None, set[str]]:
@@ -170,7 +173,7 @@ class _Judge:
         self.constant, self.copied_over = constants(ops), copied_over(ops, self.held)
         self.unchanged = constants([replace(op, constant=op.unchanged) for op in ops])
         self.again = repeated(ops, self.for_update)
-        copies = [op.copied for op in ops if times_computed(op.copied) > 1]
+        copies = [op.copied for op in ops if times_computed(op.copied) >= MANY]
         self.row_makers = {place.maker for places in copies for place in places}
 
     def verdicts(self) -> str:
@@ -209,7 +212,7 @@ class _Judge:
 
     def _more_than_needed(self, index: int, op: WatchedOp) -> str:
         """Return the letter of copies, of updates that leave things alone and of casts and back."""
-        if times_computed(op.copied) > 1:
+        if times_computed(op.copied) >= MANY:
             return _copies_letter(times_computed(op.copied))
         if index in self.row_makers:
             return ROWS_COPIED
@@ -280,6 +283,7 @@ def _again(op: WatchedOp, first: WatchedOp) -> str:
     return BACKWARD_AGAIN if op.backward != first.backward else NEEDED
 
 
-def _copies_letter(times: int) -> str:
+def _copies_letter(times: float) -> str:
     """Return the letter for rows that are computed so often."""
-    return COPIED_ROWS[min(times.bit_length() - 2, len(COPIED_ROWS) - 1)]
+    power = max(int(math.log2(times)), 1)
+    return COPIED_ROWS[min(power, len(COPIED_ROWS)) - 1]

@@ -65,6 +65,7 @@ HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 TRANSPOSED = ("aten::mm", "aten::bmm")
 DISTANCES = ("aten::_euclidean_dist", "aten::_cdist_forward")
 OVERWRITES = frozenset(f"aten::{name}" for name in ("copy_", "fill_", "zero_"))
+PAD = "aten::constant_pad_nd"
 VIEWS_IN_PLACE = frozenset(
     f"aten::{name}"
     for name in "transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ detach_".split()
@@ -495,10 +496,16 @@ class WatchedStep(TorchDispatchMode):
             return False
         return self.cast_from.get(sources[0].writer) == outputs[0].dtype
 
+    def _pads(self, args: Any) -> bool:
+        """Whether the step has put zeros around what it gives to an operator: a border."""
+        writers = (self._value(tensor).writer for tensor in tensors_of(args))
+        return any(self.seen.ops[writer].name == PAD for writer in writers if writer >= 0)
+
     def _look_at_numbers(self, name: str, args: Any) -> None:
         """Note tables and who multiplies them; look at ids that no model keeps, and at labels."""
         self.seen.ignored = max(self.seen.ignored, ignored_share(name, args))
-        self.seen.padding = max(self.seen.padding, empty_frames(name, args))
+        if not self._pads(args):
+            self.seen.padding = max(self.seen.padding, empty_frames(name, args))
         if name in PRODUCTS:
             self.multiplied |= {self._origin(tensor) for tensor in tensors_of(args)}
         if name != "aten::embedding":

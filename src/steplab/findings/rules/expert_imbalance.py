@@ -4,7 +4,8 @@ What it sees: a top-k routing, and batched products over the experts with more r
 assigned; or, without padding, very unequal shares of the experts, as the step reported them
 (`load_LE`) or as the sizes of their products show.
 Why it costs: rows of padding are multiplied like any others.
-Remedy: a balancing loss or bias on the router; dropless dispatch.
+Remedy: a balancing loss or bias on the router; dropless dispatch. Where every expert has room for
+all tokens, balance changes nothing.
 When it is wrong: a capacity factor up to 1.5 was chosen on purpose.
 """
 
@@ -19,6 +20,7 @@ from steplab.findings.matmuls import Routing, expert_capacities, expert_loops, m
 from steplab.findings.rows import Rows
 
 MAX_FACTOR = 1.5  # padded rows over assigned ones
+DROPLESS = "dispatch without padding: sort the rows by expert, torch._grouped_mm on a GPU"
 UNEQUAL = 3.0  # the busiest expert over the mean
 
 
@@ -44,16 +46,20 @@ def _padded(rows: Rows, routed: Routing) -> Finding | None:
     }
     mask = rows.of_calls(over)
     spent, wasted = rows.ms(mask), 1 - routed.assignments / padded
+    for_all = capacity == routed.tokens  # however the router balances
     return Claim(
         rule="expert_imbalance",
         claim=f"{units.percent(wasted)} of the experts' rows are padding",
         evidence=(
             f"{routed.tokens:,} tokens x {routed.k} = {routed.assignments:,} rows are needed",
             f"{routed.experts} experts x {capacity:,} = {padded:,} rows are multiplied",
+            *rows.hot_lines(mask),
         ),
-        remedy="balance the router (loss or bias), or dispatch without padding",
+        remedy=DROPLESS if for_all else f"balance the router (loss or bias), or {DROPLESS}",
         stake_ms=spent,
-        why="all experts are padded to the busiest one, and padding is multiplied too",
+        why="every expert has room for all tokens, and empty places are multiplied too"
+        if for_all
+        else "all experts are padded to the busiest one, and padding is multiplied too",
         gain_ms=spent * wasted,
         work=mask,
     )

@@ -7,8 +7,8 @@ and strides, which no gradient has); a weight that is normalized or cast at ever
 table in every layer; nodes of autograd that run twice, where two losses go back through one graph,
 and gradients that a pass for each weight or loss computes again; weights that autocast casts again
 and again; operators whose inputs are one sample, expanded to many, also lookups by such an index;
-and operators that take each row by itself, of rows that `expand`, `repeat` or an index copied from
-fewer ones.
+and operators that take each row by itself, of rows that `expand`, `repeat`, an index or windows
+that overlap copied from fewer ones.
 Why it costs: it is the same time once more.
 Remedy: compute it once and keep it, or before it is copied; no checkpointing while there is room;
 one backward of the sum.
@@ -210,15 +210,17 @@ def _copied_rows(case: Case, rows: Rows) -> Finding | None:
     makers = rows.totals("line", case.verdict(ROWS_COPIED), 1)
     return Claim(
         rule="repeated_work",
-        claim=f"each row is computed {most} times or more: {units.milliseconds(spent)} a step",
+        claim=f"each row is computed about {most} times or more: {units.milliseconds(spent)} a "
+        "step",
         evidence=(
-            "its input has copies of fewer rows, by expand, repeat or an index"
+            "its input has copies of fewer rows, by expand, repeat, an index or overlapping windows"
             + "".join(f", made at {total.label}" for total in makers),
             *rows.hot_lines(mask),
         ),
         remedy="compute the rows before they are copied: layer(x).repeat_interleave(n, 0) instead "
-        "of layer(x.repeat_interleave(n, 0)), layer(x)[index] instead of layer(x[index]); what is "
-        "added to them later broadcasts",
+        "of layer(x.repeat_interleave(n, 0)), layer(x)[index] instead of layer(x[index]), "
+        "layer(x).unfold(...) instead of layer(x.unfold(...)); what is added to them later "
+        "broadcasts",
         stake_ms=spent,
         why="every operator on the way takes each row by itself, and equal rows give equal results",
         gain_ms=lost,

@@ -7,14 +7,16 @@ for their launches take more than a tenth of the step.
 On both, eight products in a row that each take the same input to a few columns, such as heads.
 Why it costs: a call from Python takes 5 to 10 us, whatever the operator does.
 Remedy: one operator over all turns of a loop (`torch._foreach_*` over many tensors), one clipping
-of all weights, larger batches, or `compile=blocks`. Where each turn needs the one before there may
-be no such operator: compiled around the loop, 32 turns of a normed GRU took 5.8 ms of a CPU's step
-instead of 10.5 (the cell alone 13.9).
+of all weights, larger batches and micro-batches, or `compile=blocks`. Where each turn needs the one
+before there may be no such operator: compiled around the loop, 32 turns of a normed GRU took 5.8 ms
+of a CPU's step instead of 10.5 (the cell alone 13.9).
 When it is wrong: the model is as small as it should be. On a GPU without a loop this is
 launch_bound.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from steplab.findings.loops import PythonLoop, deep_copied, narrow_products, pyt
 from steplab.findings.matmuls import attainable_rate, matmuls
 from steplab.findings.rows import Mask, Rows
 
+MIN_PASSES = 4  # of gradient accumulation
 SHARE = 0.20
 ORDINARY = 0.35  # of the step without a loop: a small model, and no fault
 LOOP_SHARE = 0.10
@@ -37,6 +40,9 @@ ONE_CLIP = (
     "of each, torch._foreach_norm and torch._foreach_mul_ over the list"
 )
 
+FEWER_PASSES = (
+    "larger micro-batches, so that a step has fewer passes: the gradients of their sum are the same"
+)
 ONE_OPERATOR = (
     "one operator over the whole sequence instead of a loop in Python; where each turn needs the "
     "one before, torch.compile of the function around the loop (compile=whole); or larger batches"
@@ -62,25 +68,54 @@ def check(case: Case) -> Finding | None:
         lost = between + called
         if not (loops and lost > LOOP_CALLS * case.step_ms):
             return None
-    count = rows.count(rows.inside)
-    apart = f", {units.milliseconds(between)} between them" if between else ""
-    evidence = [f"{count:,.0f} operators a step{apart}"]
-    evidence += [f"{loop.line}: {loop.op} {loop.turns} times in a row" for loop in loops]
-    evidence += [
-        f"called at {', from '.join(at)}" for one in loops[:1] if (at := rows.calling(one.line))
-    ]
-    loop = f" (the loop at {loops[0].line})" if loops else ""
+    passes = _backward_passes(case, rows)
+    if passes is not None:
+        where = f" ({passes.count} micro-batches, each with a backward pass at {passes.line})"
+    else:
+        where = f" (the loop at {loops[0].line})" if loops else ""
     return Finding(
         rule="small_operators",
-        claim=f"calling operators takes {units.milliseconds(lost)} of the step{loop}",
-        evidence=tuple(evidence),
-        remedy=_remedy(rows, loops),
+        claim=f"calling operators takes {units.milliseconds(lost)} of the step{where}",
+        evidence=_evidence(rows, loops, between),
+        remedy=FEWER_PASSES if passes is not None else _remedy(rows, loops),
         stake_ms=lost,
         why="a call from Python costs microseconds, however little the operator does",
         gain_ms=lost,
         # Where others use the machine, the time between operators is theirs.
-        ordinary=not loops and (lost < ORDINARY * case.step_ms or case.contended),
+        ordinary=not loops
+        and passes is None
+        and (lost < ORDINARY * case.step_ms or case.contended),
     )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Backward passes that one line calls in turn."""
+
+    line: str
+    count: int  # in a step
+
+
+def _backward_passes(case: Case, rows: Rows) -> Passes | None:
+    """Return the passes of gradient accumulation; None where an update has fewer than four."""
+    backward = rows.labeled("phase", "backward".__eq__) & (rows.work.op_row >= 0)
+    times = rows.source.ops.start[rows.work.op_row[backward]]
+    lines = rows.lines_at(times, 1)
+    count = rows.times_run(lines[0], times) if lines else 0
+    return Passes(lines[0], count) if count >= MIN_PASSES * max(case.updates, 1) else None
+
+
+def _evidence(rows: Rows, loops: list[PythonLoop], between_ms: float) -> tuple[str, ...]:
+    apart = f", {units.milliseconds(between_ms)} between them" if between_ms else ""
+    found = [f"{rows.count(rows.inside):,.0f} operators a step{apart}"]
+    for loop in loops:
+        others = [t.label for t in rows.totals("line", loop.whole, 4) if t.label != loop.line]
+        beside = f"; its other lines: {', '.join(others)}" if others else ""
+        found.append(f"{loop.line}: {loop.op} {loop.turns} times in a row{beside}")
+    called = rows.calling(loops[0].line) if loops else []
+    if called:
+        found.append(f"called at {', from '.join(called)}")
+    return tuple(found)
 
 
 def _remedy(rows: Rows, loops: list[PythonLoop]) -> str:
