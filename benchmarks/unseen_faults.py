@@ -47,6 +47,7 @@ SETS = [
     "fifteenth",
     "sixteenth",
     "seventeenth",
+    "eighteenth",
 ]
 
 
