@@ -16,6 +16,19 @@ rule = "long_convolution"
 where = "cpu"
 
 
+class Listener(nn.Module):
+    """Classes of sounds, by frames of 256 samples."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(256, width), nn.GELU(), nn.Linear(width, width))
+        self.head = nn.Linear(width, 16)
+
+    def forward(self, sound_BT: Tensor) -> Tensor:
+        """Return the logits of each sound."""
+        return self.head(F.gelu(self.body(sound_BT.unflatten(1, (-1, 256)))).mean(1))
+
+
 def by_sums(sound_BT: Tensor, room_BK: Tensor) -> Tensor:
     """Sum over the taps for every sample; the taps are turned around, as torch correlates."""
     taps = room_BK.shape[1]
@@ -38,7 +51,7 @@ def adamw(model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
 
 
 def made(samples: int, taps: int, width: int, transformed: bool) -> steplab.UserModel:
-    """Classify sounds in rooms, by frames of 256 samples."""
+    """Classify sounds in rooms."""
 
     def batches(size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         while True:
@@ -48,18 +61,16 @@ def made(samples: int, taps: int, width: int, transformed: bool) -> steplab.User
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         sound_BT, room_BK, label_B = batch
         heard_BT = (by_transforms if transformed else by_sums)(sound_BT, room_BK)
-        return F.cross_entropy(model(heard_BT.unflatten(1, (-1, 256))).mean(1), label_B)
+        return F.cross_entropy(model(heard_BT), label_B)
 
-    layers = nn.Linear(256, width), nn.GELU(), nn.Linear(width, width), nn.GELU()
-    model = nn.Sequential(*layers, nn.Linear(width, 16))
-    return steplab.UserModel(model, batches, loss, samples, optimizer=adamw)
+    return steplab.UserModel(Listener(width), batches, loss, samples, optimizer=adamw)
 
 
-def faulty(samples: int = 8192, taps: int = 2048, width: int = 512) -> steplab.UserModel:
+def faulty(samples: int = 8192, taps: int = 2048, width: int = 768) -> steplab.UserModel:
     """A sum over all taps for every sample."""
     return made(samples, taps, width, transformed=False)
 
 
-def clean(samples: int = 8192, taps: int = 2048, width: int = 512) -> steplab.UserModel:
+def clean(samples: int = 8192, taps: int = 2048, width: int = 768) -> steplab.UserModel:
     """Spectra."""
     return made(samples, taps, width, transformed=True)

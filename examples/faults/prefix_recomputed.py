@@ -72,11 +72,11 @@ def made(width: int, prompt: int, tokens: int, cached: bool) -> steplab.UserMode
     return steplab.UserModel(Writer(width), batches, loss, prompt + tokens, optimizer=adamw)
 
 
-def faulty(width: int = 128, prompt: int = 64, tokens: int = 16) -> steplab.UserModel:
+def faulty(width: int = 192, prompt: int = 192, tokens: int = 8) -> steplab.UserModel:
     """All tokens again for each new one."""
     return made(width, prompt, tokens, cached=False)
 
 
-def clean(width: int = 128, prompt: int = 64, tokens: int = 16) -> steplab.UserModel:
+def clean(width: int = 192, prompt: int = 192, tokens: int = 8) -> steplab.UserModel:
     """The new token, with the keys and values of the others."""
     return made(width, prompt, tokens, cached=True)

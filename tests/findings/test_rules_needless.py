@@ -712,6 +712,17 @@ def test_a_filter_that_is_as_long_as_the_signal(taps, found):
     if said is not None:
         assert "5,000 taps" in said.claim and "room.py:5 (echo)" in said.evidence[0]
         assert 0.9 * 0.8 < said.gain_ms < 0.8
+    # The sines and cosines of a spectrogram; the gradient of the weight would be the eleventh.
+    bank = tensors([4, 1, 8192], [514, 1, 512], values=["", "", "", "[128]"])
+    steps = mm(64, 64, 64, 200, FP32)
+    spectrum = RecordedOp("aten::convolution", 800, args=bank, line="mel.py(5): forward")
+    said = long_convolution.RULE(cpu_case([spectrum, steps]))
+    assert "514 fixed filters of 512 taps" in said.claim and "torch.stft" in said.remedy
+    shapes = [[4, 514, 61], [4, 1, 8192], [514, 1, 512], *[[]] * 8]
+    types = [FP32] * 3 + ["ScalarList"] * 8
+    learned = {"shapes": shapes, "dtypes": types, "values": [""] * 10 + ["[False, True, False]"]}
+    backward = RecordedOp("aten::convolution_backward", 100, phase="backward", args=learned)
+    assert long_convolution.RULE(cpu_case([spectrum, backward, steps])) is None
     sparse = {**args, "values": ["", "", "", "[4096]"]}  # four samples of the result
     few = RecordedOp("aten::convolution", 800, args=sparse)
     assert long_convolution.RULE(cpu_case([few, mm(64, 64, 64, 200, FP32)])) is None

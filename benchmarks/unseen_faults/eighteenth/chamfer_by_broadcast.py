@@ -39,7 +39,7 @@ class CloudCoder(nn.Module):
         )
         self.cloud = nn.Sequential(
             nn.Linear(CODE, 2 * CODE), nn.ReLU(), nn.Linear(2 * CODE, POINTS * 3)
-        )
+        )  # fmt: skip
 
     def forward(self, cloud):
         code = self.point(cloud).amax(dim=1)

@@ -10,7 +10,7 @@ between them. Or products with a triangle of equal
 numbers in each row, which make running sums or means.
 Why it costs: an operator takes as long with zeros as with any other numbers.
 Remedy: pick rows by index (`index_select`, `gather`, `index_add`), or take the rows that count
-before the product; class numbers as targets; a sparse matrix; `groups` of a convolution; a
+before the product, and choose those that do without gradients; class numbers as targets; a sparse matrix; `groups` of a convolution; a
 transposed convolution; `torch.cumsum`.
 When it is wrong: the zeros are learned and move. A layer that only differs from others of its kind
 by the zeros in its gradient is left out.
@@ -34,6 +34,17 @@ SHARE = 0.02
 # Of the step. A loss that reads one position of a sequence leaves most of its gradient zero, and
 # the last layer multiplies it: 5 % of a step, which is no fault. See `_one_layer`.
 ORDINARY = 0.10
+ONLY_BACKWARD = 0.9  # of the time: the forward has no such rows
+TRANSPOSED = "a transposed convolution (stride=n) instead of one over samples with zeros between"
+FEWER_ROWS = (
+    "take the rows that count before the product; for experts a smaller capacity, or grouped "
+    "products without padding"
+)
+CHOSEN_AGAIN = (
+    "the loss has few of these results: take the rows that count before the product, head(x[mask]); "
+    "where all are needed to choose some, choose under torch.no_grad() and compute the chosen ones "
+    "again"
+)
 LEFT = 0.1  # of the time, for picking rows by index instead
 
 
@@ -106,19 +117,19 @@ def _empty_rows(case: Case, rows: Rows) -> Finding | None:
     if not lost > SHARE * case.step_ms:
         return None
     spent = rows.ms(mask)
-    spread = rows.ms(mask & convolves) > spent / 2
+    backward = rows.labeled("phase", lambda label: label == "backward")
+    if rows.ms(mask & convolves) > spent / 2:
+        where, remedy = "samples in convolutions of", TRANSPOSED
+    elif rows.ms(mask & backward) > ONLY_BACKWARD * spent:
+        where, remedy = "rows of the gradients in products of", CHOSEN_AGAIN
+    else:
+        where, remedy = "rows in products of", FEWER_ROWS
     return Claim(
         rule="zero_products",
-        claim=f"{units.percent(lost / spent)} of the samples in convolutions of "
-        f"{units.milliseconds(spent)} are zeros"
-        if spread
-        else f"{units.percent(lost / spent)} of the rows in products of "
-        f"{units.milliseconds(spent)} are zeros",
-        evidence=rows.hot_lines(mask),
-        remedy="a transposed convolution (stride=n) instead of one over samples with zeros between"
-        if spread
-        else "take the rows that count before the product; for experts a smaller capacity, or "
-        "grouped products without padding",
+        claim=f"{units.percent(lost / spent)} of the {where} {units.milliseconds(spent)} are zeros",
+        # With the forward: what calls the products has that, too.
+        evidence=rows.hot_lines(rows.of_roots(rows.roots(mask))),
+        remedy=remedy,
         stake_ms=spent,
         why="zeros are multiplied as slowly as any other numbers",
         gain_ms=lost,
