@@ -93,6 +93,24 @@ def test_twins_compute_the_same(name):
     torch.testing.assert_close(gradients, others)
 
 
+def test_weight_decay_has_the_gradient_of_the_penalty():
+    """After one update, up to the rounding of two orders of a sum."""
+    path = MUSEUM / "weight_penalty.py"
+    import sys
+
+    load_user_model(f"{path}:faulty")
+    module = sys.modules["weight_penalty"]
+    moved = []
+    for twin in (module.faulty, module.clean):
+        torch.manual_seed(0)
+        made = twin(width=16, layers=2)
+        optimizer = made.optimizer(made.model)
+        made.loss(made.model, next(iter(made.batches(4)))).backward()
+        optimizer.step()
+        moved.append([p.detach() for p in made.model.parameters()])
+    torch.testing.assert_close(*moved)
+
+
 def test_norms_of_rows_are_those_of_transposed_states():
     """In fp32: two orders of a sum differ by several roundings of the exhibit's bf16."""
     import sys

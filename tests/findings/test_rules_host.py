@@ -277,7 +277,8 @@ def test_a_cpu_that_stands_still_and_one_that_only_calls():
     turn = RecordedOp("aten::add", 4, late_us=6, line="rnn.py(3): forward", module="rnn")
     found = small_operators.RULE(cpu_case([turn] * 100 + [mm(64, 64, 64, 500, FP32)]))
     assert "rnn.py:3 (forward)" in found.claim and "aten::add 100 times" in found.evidence[1]
-    assert found.gain_ms == pytest.approx(0.6 + 0.3, rel=0.05)
+    assert found.stake_ms == pytest.approx(0.6 + 0.3, rel=0.05)
+    assert found.gain_ms == pytest.approx(0.75 * found.stake_ms)
     assert "where each turn needs the one before, torch.compile" in found.remedy
     launched = small_operators.RULE(gpu_case([turn] * 100))
     assert "loop in Python at rnn.py:3" in launched.claim and launched.gain_ms < launched.stake_ms
@@ -363,7 +364,7 @@ def test_the_profiler_slows_calls_as_it_slows_operators():
     turn = RecordedOp("aten::add", 10, late_us=30, line="rnn.py(3): forward")
     recorded = cpu_case([turn] * 100)
     found = small_operators.RULE(replace(recorded, run=make_run(ms=2.0)))
-    assert found.gain_ms == pytest.approx(1.5 + 0.3, rel=0.05)
+    assert found.stake_ms == pytest.approx(1.5 + 0.3, rel=0.05)
 
 
 def test_launch_bound_without_a_trace():
@@ -837,5 +838,5 @@ def test_calls_of_a_loop_count_below_a_fifth_of_the_step(calls, found):
     said = small_operators.RULE(cpu_case(turn * 30))
     assert (said is not None) == found
     if found:
-        assert not said.ordinary and said.gain_ms == pytest.approx(0.003 * 15 * 30)
+        assert not said.ordinary and said.stake_ms == pytest.approx(0.003 * 15 * 30)
         assert small_operators.RULE(cpu_case(turn)) is None  # no loop

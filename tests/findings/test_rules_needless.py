@@ -42,6 +42,7 @@ from steplab.findings.rules import (
     small_operators,
     unfused_chain,
     unused_work,
+    weight_penalty,
     wide_dtype,
     written_out,
     zero_fills,
@@ -170,6 +171,10 @@ def test_tensors_that_outlive_their_step():
     assert found.stake_bytes == 2 * GIB and "train.py:9 (step)" in found.evidence[0]
     assert "grows" not in found.claim and rules(case) == ["kept_memory"]
     growing = kept_memory.RULE(remembered(**kept, growth_bytes=2 * GIB))
+    assert "graph" in growing.why and "detach()" in growing.remedy
+    plain = {**kept, "kept_state_bytes": kept["kept_bytes"]}
+    views = kept_memory.RULE(remembered(**plain, growth_bytes=2 * GIB))
+    assert "graph" not in views.why and ".clone()" in views.remedy
     assert growing.claim.startswith("memory grows by 2.00 GiB a step")
     assert kept_memory.RULE(remembered(**{**kept, "kept_bytes": 0})) is None
     # A CPU's allocator does not round: 1 MiB of 10 that is left behind in every step counts.
@@ -564,6 +569,15 @@ def test_results_of_which_most_is_dropped():
     assert partly_used.RULE(watched(by_torch, "Y.")) is None
     order = RecordedOp("aten::sort", 600, args=tensors([256, 4096]), line="net.py(5): nearest")
     assert "torch.topk" in partly_used.RULE(watched([order, done[1]], "Z.")).remedy
+
+
+def test_weights_that_the_loss_adds_up():
+    square = RecordedOp("aten::pow", 300, args=tensors([768, 768]), line="train.py(5): step")
+    added = RecordedOp("aten::sum", 100, args=tensors([768, 768]), line="train.py(5): step")
+    found = weight_penalty.RULE(watched([square, added, mm(64, 64, 64, 600)], "dd."))
+    assert found.gain_ms == pytest.approx(0.4) and "train.py:5 (step)" in found.evidence[1]
+    assert "weight_decay" in found.remedy
+    assert weight_penalty.RULE(watched([square, added, mm(64, 64, 64, 600)], "...")) is None
 
 
 def test_what_is_multiplied_by_zero_is_for_nothing():

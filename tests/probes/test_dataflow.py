@@ -29,6 +29,7 @@ from steplab.core.dataflow import (
     NEEDED,
     NOT_TAKEN,
     PARTLY_USED,
+    PENALTY,
     POOLED,
     READ_ONLY,
     ROWS_COPIED,
@@ -250,6 +251,14 @@ def test_channels_of_which_an_index_takes_one(classes, read, letter):
     assert found["aten::addmm"][letter] == (1 if letter != NEEDED else 3)
 
 
+def test_the_value_of_the_action_that_was_taken_is_for_nobody_to_compute_alone():
+    """Of 64 rows each gives one of 8 columns: rows of weights for each would be larger."""
+    head, taken = nn.Linear(8, 8), torch.randint(8, (64, 1))
+    rows = torch.randn(64, 1)
+    found = verdicts(Loop(lambda x: x + head(x.mean(0) * rows).gather(1, taken).mean()))
+    assert set(found["aten::addmm"]) == {NEEDED}
+
+
 @pytest.mark.parametrize(("kinds", "copied"), [(4, True), (80, False)])
 def test_rows_of_a_small_table_that_an_index_copies(kinds, copied):
     """A network on one-hot rows of 4 kinds computes 4; those of 80 are an embedding."""
@@ -419,6 +428,36 @@ def test_all_that_follows_the_first_product_is_computed_again():
 def test_rows_that_something_of_their_own_is_added_to(between):
     found = sum(verdicts(Loop(between)).values(), Counter())
     assert not set(found) & set(COPIED_ROWS)
+
+
+def penalized(penalty: Callable[[nn.Parameter], torch.Tensor]) -> Counter[str]:
+    """Return the verdicts on a step whose loss has a term of a trained weight."""
+    layer = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, foreach=True)
+    batches = cycle([torch.randn(4, 8) for _ in range(3)])
+
+    def step() -> None:
+        loss = layer(next(batches)).square().mean() + 0.1 * penalty(layer.weight)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return sum(verdicts(step).values(), Counter())
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [lambda w: w.square().sum(), lambda w: w.norm() ** 2, lambda w: (2 * w).abs().mean() + w.sum()],
+)
+def test_a_number_that_is_made_of_weights_alone_is_a_penalty(penalty):
+    # The product with 0.1 counts, what it is added to does not.
+    assert penalized(penalty)[PENALTY] >= 3
+
+
+def test_weights_that_are_changed_for_a_layer_are_no_penalty():
+    x = torch.randn(4, 8)
+    assert not penalized(lambda w: (x @ (w / w.norm())).mean())[PENALTY]
+    assert not penalized(lambda w: (x @ (w * 8).round().div(8).T).mean())[PENALTY]
 
 
 def test_a_loss_of_weight_zero_is_for_nothing():

@@ -195,10 +195,13 @@ class Rows:
         found = [LabelTotal(self.work.labels[i], float(spent[i]), float(counts[i])) for i in order]
         return [total for total in found if total.count][:most]
 
-    def hot_lines(self, mask: Mask, most: int = 3) -> tuple[str, ...]:
+    def hot_lines(
+        self, mask: Mask, most: int = 3, *, calling_first: bool = False
+    ) -> tuple[str, ...]:
         """Lines of code with most of the time in `mask`, as evidence, and the line that calls them.
 
-        Where no line is known, modules; else operators; else kernels.
+        Where no line is known, modules; else operators; else kernels. Where lines that call them
+        call other work as well, `calling_first` names those that call the first one.
         """
         for column in ("line", "module", "op", "name"):
             totals = self.totals(column, mask, most + 1)
@@ -209,6 +212,8 @@ class Rows:
                     for t in known
                 )
                 called = self._calling_lines(mask, {t.label for t in known})
+                if calling_first and column == "line" and not called:
+                    called = self.calling(known[0].label)
                 return (f"called at {', from '.join(called)}", *shown) if called else shown
         return ()
 

@@ -28,7 +28,9 @@ PER_SAMPLE = frozenset(
 )
 NORMS = frozenset(f"aten::{name}" for name in ("native_layer_norm", "_fused_rms_norm"))
 SOFTMAXES = frozenset(f"aten::{name}" for name in ("_softmax", "_log_softmax", "_safe_softmax"))
-REDUCTIONS = frozenset(f"aten::{name}" for name in ("mean", "sum", "amax"))
+REDUCTIONS = frozenset(
+    f"aten::{name}" for name in ("mean", "sum", "amax", "norm", "linalg_vector_norm")
+)
 ATTENTION = "aten::_scaled_dot_product_"
 
 

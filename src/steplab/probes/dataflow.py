@@ -25,6 +25,7 @@ from steplab.core.dataflow import (
     NEEDED,
     NOT_TAKEN,
     PARTLY_USED,
+    PENALTY,
     POOLED,
     READ_ONLY,
     ROWS_COPIED,
@@ -52,6 +53,7 @@ from steplab.probes.value_graph import (
     behind,
     constants,
     copied_over,
+    penalties,
     repeated,
 )
 from steplab.probes.watched_step import MOST_OPS, OVERWRITES, WatchedStep
@@ -173,6 +175,7 @@ class _Judge:
         self.constant, self.copied_over = constants(ops), copied_over(ops, self.held)
         self.unchanged = constants([replace(op, constant=op.unchanged) for op in ops])
         self.again = repeated(ops, self.for_update)
+        self.penalties = penalties(ops)
         copies = [op.copied for op in ops if times_computed(op.copied) >= MANY]
         self.row_makers = {place.maker for places in copies for place in places}
 
@@ -189,7 +192,7 @@ class _Judge:
             or op.zeros
             or self._more_than_needed(index, op)
             or self._unread_result(index, op)
-            or NEEDED
+            or (PENALTY if index in self.penalties else NEEDED)
         )
 
     def _for_nothing(self, index: int) -> str:

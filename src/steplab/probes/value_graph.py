@@ -35,6 +35,8 @@ class WatchedOp:
     zeros: str = ""  # ZEROS, or tenths of the rows; of an attention, one of MASKED
     copied: Places = ()  # rows of its result that are copies of others
     casts_back: bool = False
+    of_weights: bool = False  # elementwise work on trained weights alone, or a sum of it
+    one_number: bool = False  # is all that it makes
     unmoved: float = 0.0  # share of what it updates in place that stays as it was
     elementwise: bool = False
     covers_older: bool = False  # copies a new tensor over one that is older than the step
@@ -91,6 +93,25 @@ def constants(ops: list[WatchedOp]) -> set[int]:
         if ops[index].constant and (not fills or set(users.get(index, ())) <= found != set()):
             found.add(index)
     return {i for i in found if ops[i].name not in FILLS or set(users.get(i, ())) <= found}
+
+
+def penalties(ops: list[WatchedOp]) -> set[int]:
+    """Return the operators that make one number out of weights alone, for a loss.
+
+    A weight that is normed or rounded for a layer goes through such operators, too, but from there
+    into tensors.
+    """
+    found: set[int] = set()
+    into_tensors: set[int] = set()  # of the forward, by other operators
+    into_numbers: set[int] = set()
+    for index in reversed(range(len(ops))):
+        op = ops[index]
+        elsewhere = into_tensors if op.one_number else into_tensors | into_numbers
+        if op.of_weights and index not in elsewhere:
+            found.add(index)
+        elif op.backward < 0:
+            (into_numbers if op.one_number else into_tensors).update(op.needs)
+    return found
 
 
 def copied_over(ops: list[WatchedOp], held: set[int]) -> set[int]:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls, running_line
-from steplab.probes.copied_rows import SELECTS, Places, copied_rows
+from steplab.probes.copied_rows import REDUCTIONS, SELECTS, Places, copied_rows
 from steplab.probes.graph_waste import Borders
 from steplab.probes.idle_buffers import Kind, kind_of
 from steplab.probes.known_tensors import HeldTensors
@@ -91,6 +91,7 @@ class _Value:
     constant: bool = False  # depends on no weight, no batch and no random number
     unchanged: bool = False  # depends on nothing that the step before did not leave as it was
     zero: bool = False  # something was multiplied by the number zero
+    of_weights: bool = False  # trained weights, element by element, or a sum of them
     outside: bool = False  # the storage is older than the step
     copied: Places = ()
 
@@ -114,6 +115,18 @@ class _Read:
     seen: int = 0
     indexed: int = 0  # elements that an index takes, where these are few
     readers: set[int] = field(default_factory=set)  # operators
+
+
+def _picks_by_row(name: str, args: Any) -> bool:
+    """Whether each of many rows gives one of fewer columns: none of these is needless as a whole.
+
+    The value of the action that was taken, of all actions. Weights would be picked for every row.
+    """
+    if name != "aten::gather":
+        return False
+    source, dim = args[0], args[1]
+    columns = source.shape[dim] if source.dim() else 1
+    return source.numel() > columns * columns
 
 
 @dataclass
@@ -211,7 +224,8 @@ class WatchedStep(TorchDispatchMode):
         sources = [self._value(tensor) for tensor in inputs]
         call, forward = self._compiled_place()
         for place, (tensor, value) in enumerate(zip(inputs, sources, strict=True)):
-            chosen = made[0].numel() if name in SELECTS and not place and made else None
+            picks = name in SELECTS and not place and made and not _picks_by_row(name, args)
+            chosen = made[0].numel() if picks else None
             self._note_read(tensor, value.writer, chosen)
             self._note_border(tensor, value.writer, call)
         fresh = name in OVERWRITES and shows_all(args[0])
@@ -240,6 +254,8 @@ class WatchedStep(TorchDispatchMode):
             unmoved=around.unmoved * share_of_large(written),
             casts_back=self._casts_back(name, sources, outputs),
             elementwise=torch.Tag.pointwise in func.tags,
+            of_weights=not written and self._is_of_weights(func, inputs),
+            one_number=all(tensor.numel() == 1 for tensor in made),
             covers_older=fresh and self._copies_over(inputs),
             input_gradient=left_out(func, args, out),
             weight_gradient=left_out(func, args, out, 1) if name == CONVOLVED else None,
@@ -253,8 +269,19 @@ class WatchedStep(TorchDispatchMode):
         self._add(op)
         self._note_kind(name, args, inputs, outputs)
         zero = is_zero(name, args, [value.zero for value in sources])
-        value = _Value(number, index, constant, unchanged, zero, copied=op.copied)
+        value = _Value(number, index, constant, unchanged, zero, op.of_weights, copied=op.copied)
         self._note_results(value, [*made, *written])
+
+    def _is_of_weights(self, func: OpOverload, inputs: list[Tensor]) -> bool:
+        """Whether a forward works on trained weights alone, on each element or to add them up."""
+        if torch._C._current_graph_task_id() >= 0 or not torch.is_grad_enabled():
+            return False
+        if torch.Tag.pointwise not in func.tags and func._schema.name not in REDUCTIONS:
+            return False
+        return bool(inputs) and all(
+            self._value(tensor).of_weights or storage_number(tensor) in self.held.trained
+            for tensor in inputs
+        )
 
     def _makers(self, sources: list[_Value], untaken: Tensor | None) -> tuple[_Ops, _Ops, _Ops]:
         """Return who made what an operator reads, without zeros, and without what is not taken."""

@@ -96,7 +96,7 @@ def _left_eager(case: Case) -> Finding | None:
     return Claim(
         rule="compiled_not_faster",
         claim=f"{claim}: {units.milliseconds(spent)} a step in operators that would fuse",
-        evidence=(*seen, *rows.hot_lines(mask)),
+        evidence=(*seen, *rows.hot_lines(mask, calling_first=True)),
         remedy=remedy,
         stake_ms=spent,
         why=why,

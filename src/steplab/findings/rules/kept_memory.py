@@ -22,6 +22,15 @@ SHARE = 0.10  # of the step's peak
 GROWTH = 0.01  # of the peak, in every step
 LEAST, LEAST_ON_CPU = 2**20, 2**16  # bytes; the allocator of a GPU rounds up to half a MiB
 SHOWN = 3
+GRAPHS = 0.1  # of what is kept is held by graphs; else all of it by plain tensors
+NO_GRAPHS = (
+    "keep loss.item() or tensor.detach() instead of outputs with their graph, no "
+    "retain_graph=True, and empty lists that the loop appends to"
+)
+SMALLER = (
+    "keep what is read later, as numbers or a copy of that part: x[i].clone(), since a view keeps "
+    "all of x; empty lists that the loop appends to"
+)
 # Batches on the device that a loop needs: one in use, two on their way. Twice as many are a queue.
 AHEAD, MANY = 3, 6
 
@@ -81,6 +90,7 @@ def _outlives(case: Case) -> Finding | None:
     for block in timeline.kept:
         where = block.line or block.module or block.op or "a place without a stack"
         places[f"{where}, {block.op}" if block.op and block.op != where else where] += block.bytes
+    graphs = kept - timeline.kept_state_bytes > GRAPHS * kept
     held = f"{units.bytes_(kept)} of a step's tensors are still held when it ends"
     return Finding(
         rule="kept_memory",
@@ -90,11 +100,12 @@ def _outlives(case: Case) -> Finding | None:
             *(f"allocated at {at}: {units.bytes_(size)}" for at, size in places.most_common(SHOWN)),
             *(f"retain_graph is given at {line}" for line in case.setup_lines("retain_graph")),
         ),
-        remedy="keep loss.item() or tensor.detach() instead of outputs with their graph, "
-        "no retain_graph=True, and empty lists that the loop appends to",
+        remedy=NO_GRAPHS if graphs else SMALLER,
         stake_bytes=max(kept, growth),
         of_bytes=peak,
-        why="an output holds the graph behind it, and the graph holds the activations",
+        why="an output holds the graph behind it, and the graph holds the activations"
+        if graphs
+        else "a tensor that is kept stays whole, also where a view shows a part of it",
     )
 
 

@@ -151,7 +151,10 @@ def _repeated(case: Case, rows: Rows, mask: Mask, backward: Mask) -> Finding | N
     return Claim(
         rule="repeated_work",
         claim=f"the same values are computed again: {units.milliseconds(spent)} a step",
-        evidence=(f"{', '.join(ops)}, from the same inputs", *rows.hot_lines(mask)),
+        evidence=(
+            f"{', '.join(ops)}, from the same inputs",
+            *rows.hot_lines(mask, calling_first=True),
+        ),
         remedy=_once(ops, casts=casts, in_loop=bool(loops)),
         stake_ms=spent,
         why="inputs and results are those of an earlier operator of the step",

@@ -10,8 +10,8 @@ between them. Or products with a triangle of equal
 numbers in each row, which make running sums or means.
 Why it costs: an operator takes as long with zeros as with any other numbers.
 Remedy: pick rows by index (`index_select`, `gather`, `index_add`), or take the rows that count
-before the product, and choose those that do without gradients; class numbers as targets; a sparse matrix; `groups` of a convolution; a
-transposed convolution; `torch.cumsum`.
+before the product, and choose those that do without gradients; class numbers as targets; a sparse
+matrix; `groups` of a convolution; a transposed convolution; `torch.cumsum`.
 When it is wrong: the zeros are learned and move. A layer that only differs from others of its kind
 by the zeros in its gradient is left out.
 """
@@ -41,9 +41,9 @@ FEWER_ROWS = (
     "products without padding"
 )
 CHOSEN_AGAIN = (
-    "the loss has few of these results: take the rows that count before the product, head(x[mask]); "
-    "where all are needed to choose some, choose under torch.no_grad() and compute the chosen ones "
-    "again"
+    "the loss has few of these results: take the rows that count before the product, "
+    "head(x[mask]); where all are needed to choose some, choose under torch.no_grad() and compute "
+    "the chosen ones again"
 )
 LEFT = 0.1  # of the time, for picking rows by index instead
 
