@@ -55,9 +55,12 @@ def check(case: Case) -> Finding | None:
 def _by_flow(case: Case, fresh: bool) -> Mask:
     """Return what depends on nothing that changes; where all batches are one, only if it is much.
 
-    Then what is computed of the batch alone would be the same in every step, too.
+    Then what is computed of the batch alone would be the same in every step, too. What a formula of
+    autograd makes for itself, such as indices, nobody can keep.
     """
-    never, unchanged = case.verdict(CONSTANT), case.verdict(UNCHANGED)
+    assert case.rows is not None
+    asked = ~case.rows.labeled("phase", lambda label: label == "backward")
+    never, unchanged = case.verdict(CONSTANT) & asked, case.verdict(UNCHANGED) & asked
     much = case.cost_ms(unchanged) > SAME_BATCH * case.step_ms
     return never | unchanged if fresh or much else never
 
