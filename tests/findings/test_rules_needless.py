@@ -703,6 +703,27 @@ def test_prefixes_that_are_computed_again():
     assert prefix_recomputed.RULE(gpu_case(done)).gain_ms == pytest.approx(0.5, rel=0.02)
 
 
+@pytest.mark.parametrize(("turns", "found"), [(6, False), (9, True)])
+def test_prefixes_with_gradients(turns, found):
+    """Six micro-batches may well be sorted by length."""
+    events, start = [], 0
+    for number in range(1, turns + 1):
+        events += [python("model.py(7): forward", start, 50_000)]
+        args = tensors([100 + number, 64], [64, 64], values=["", ""])
+        events += [op("aten::mm", start, 50_000, sequence=number, **args)]
+        start += 50_000
+    for number in range(1, turns + 1):
+        node = "autograd::engine::evaluate_function: MmBackward0"
+        events += [op(node, start, 40_000, sequence=number, forward_thread=1)]
+        events += [op("aten::mm", start, 40_000)]
+        start += 50_000
+    case = Case(None, analyze(trace_of([range_("ProfilerStep#1", 0, start), *events])))
+    said = prefix_recomputed.RULE(case)
+    assert (said is not None) == found
+    if said is not None:
+        assert "causal mask" in said.remedy
+
+
 @pytest.mark.parametrize(
     "lengths",
     [

@@ -6,7 +6,8 @@ Why it costs: of a turn over 512 tokens, 511 are those of the turn before. Over 
 grows with the square of its length.
 Remedy: keep the keys and values of earlier positions, and compute the new one alone; where
 gradients are needed, one pass over all positions with a causal mask.
-When it is wrong: earlier positions see later ones, so that nothing of them stays the same.
+When it is wrong: earlier positions see later ones, so that nothing of them stays the same; or
+batches come in the order of their lengths.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from steplab.trace.events import Ints
 
 SHARE = 0.05
 LEAST_TURNS = 4  # that are longer than the one before, each by as much
+LEAST_TRAINED = 8  # turns with gradients: a few batches in the order of their lengths may look so
 CALL_MS = 0.003  # of an operator on a CPU, however little it does
 LEAST_KNOWN = 0.75  # of a turn that the one before had; of chunks of a document it has less
 KV_CACHE = (
@@ -67,6 +69,8 @@ def check(case: Case) -> Finding | None:
     part = float(np.average(known[mask], weights=rows.work.duration[mask]))
     first, second, *_, last = (f"{turn.size:,}" for turn in shortest)
     trained = rows.ms(rows.differentiated(mask)) > rows.ms(mask) / 2
+    if trained and len(shortest) < LEAST_TRAINED:
+        return None
     around = rows.with_gradients(_around(rows, mask))
     spent = case.cost_ms(around)
     # As many operators are called for one position. On a device, only kernels get shorter.
