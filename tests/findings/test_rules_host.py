@@ -316,6 +316,19 @@ def test_tiny_micro_batches_are_told_from_updates(updates, found):
     assert ("larger micro-batches" in said.remedy) == found
 
 
+def test_a_loop_is_called_where_it_takes_most_time():
+    """96 short calls in a rollout take more than the one long call of the update."""
+    call = RecordedOp("aten::add", 4, late_us=6, line="net.py(3): forward")
+    long = RecordedOp("aten::add", 300, line="net.py(3): forward")
+    lines = [op("line:train.py:9 (update)", 0, 299_900), op("line:net.py:3 (forward)", 0, 299_000)]
+    for turn in range(96):
+        begin = 300_000 + turn * 10_000
+        lines += [op("line:train.py:5 (play)", begin, 9_900)]
+        lines += [op("line:net.py:3 (forward)", begin, 9_800)]
+    said = small_operators.RULE(cpu_case([long, *[call] * 96], extra=lines))
+    assert any("called at train.py:5 (play)" in one for one in said.evidence)
+
+
 def test_a_loop_over_many_modules_of_one_list():
     """A deep model has fewer layers than this."""
 
