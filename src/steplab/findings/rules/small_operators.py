@@ -85,8 +85,8 @@ def check(case: Case) -> Finding | None:
         why="a call from Python costs microseconds, however little the operator does",
         gain_ms=REPLACED * lost if loops else lost,
         # Where others use the machine, the time between operators is theirs.
-        ordinary=not loops
-        and passes is None
+        # Micro-batches may be as small as they are for want of memory.
+        ordinary=(not loops or passes is not None)
         and (lost < ORDINARY * case.step_ms or case.contended),
     )
 
