@@ -48,6 +48,7 @@ SETS = [
     "sixteenth",
     "seventeenth",
     "eighteenth",
+    "nineteenth",
 ]
 
 
