@@ -1,7 +1,7 @@
 """What the operators of a step are for, on small loops whose answer is known."""
 
 import copy
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import cycle, repeat
 
@@ -103,6 +103,19 @@ def test_a_plain_step_needs_all_its_operators():
     found = verdicts(Loop())
     assert all(set(counts) == {NEEDED} for counts in found.values())
     assert found["aten::addmm"][NEEDED] == 2
+
+
+@pytest.mark.parametrize(("read", "letter"), [(True, NEEDED), (False, READ_ONLY)])
+def test_what_is_kept_like_what_is_read_of_earlier_steps_is_for_later_ones(read, letter):
+    """Experience that is replayed, a queue of keys; not what is kept to be looked at."""
+    kept = deque([torch.randn(4, 3)] * 4, maxlen=4)
+
+    def remember(x):
+        old = kept.popleft() if read else torch.zeros(4, 3)
+        kept.append(torch.tanh(x.detach()[:, :3]))
+        return x + old.mean()
+
+    assert verdicts(Loop(remember))["aten::tanh"] == {letter: 1}
 
 
 def test_a_sparse_update_needs_what_it_is_made_of_and_what_follows_it_lasts():

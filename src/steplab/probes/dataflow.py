@@ -40,9 +40,11 @@ from steplab.probes.compiled_calls import OUTSIDE, CompiledCalls
 from steplab.probes.copied_rows import times_computed
 from steplab.probes.equal_weights import equal_weights
 from steplab.probes.graph_waste import graph_waste
-from steplab.probes.idle_buffers import idle_buffers, idle_copies
+from steplab.probes.holders import python_tensors
+from steplab.probes.idle_buffers import data_kinds, idle_buffers, idle_copies, kind_of
 from steplab.probes.known_tensors import held_tensors
 from steplab.probes.model_calls import feeds_itself, model_calls
+from steplab.probes.op_tensors import is_plain, storage_number
 from steplab.probes.probe import Subject
 from steplab.probes.read_parts import unread_writers
 from steplab.probes.unchanged import OlderTensors
@@ -158,6 +160,17 @@ def _still_held(step: WatchedStep) -> set[int]:
     }
 
 
+def _carried_over(step: WatchedStep, kept: set[int]) -> set[int]:
+    """Return the writers of what is kept and looks like something that the step reads.
+
+    That is older and no module's: a state that goes on, or experience that is replayed.
+    """
+    carried = {kind for kind in data_kinds(step.older) if math.prod(kind[0]) > 1}
+    alike = (t for t in python_tensors() if is_plain(t) and kind_of(t) in carried)
+    storages = kept & {storage_number(tensor) for tensor in alike}
+    return {step.values[storage].writer for storage in storages}
+
+
 class _Judge:
     """Tells of every operator of a watched step what it was for."""
 
@@ -166,7 +179,7 @@ class _Judge:
         self.step, self.kept = step, kept
         self.held = {step.values[key].writer for key in kept}
         self.ops = ops = self._without_unread_parts()
-        lasting = [i for i, op in enumerate(ops) if op.lasts]
+        lasting = [*_carried_over(step, kept), *(i for i, op in enumerate(ops) if op.lasts)]
         self.for_update = behind(ops, lasting)
         self.in_earnest = behind([replace(op, needs=op.not_zero) for op in ops], lasting)
         self.taken = behind([replace(op, needs=op.taken) for op in ops], lasting)

@@ -46,11 +46,10 @@ def idle_copies(touched: Set[int], older: Mapping[int, Kind]) -> IdleCopies | No
     `touched`: the storages that steps have read or made. `older`: what they have read that they did
     not make. Some of it is data: other batches look like this one, and may look like a weight.
     """
-    known = [stored(tensor) for tensor in held_by_objects() if tensor.layout == torch.strided]
+    known = _owned()
     owned = {tensor.untyped_storage()._cdata for tensor in known}
     large = [t for t in known if t.numel() * t.element_size() >= LEAST_BYTES]
-    data = {kind for number, kind in older.items() if number not in owned}
-    like_weights = {kind_of(tensor) for tensor in large} - data
+    like_weights = {kind_of(tensor) for tensor in large} - data_kinds(older)
     idle: dict[int, Tensor] = {}
     for tensor in python_tensors():
         if kind_of(tensor) in like_weights and not tensor.requires_grad:
@@ -62,6 +61,16 @@ def idle_copies(touched: Set[int], older: Mapping[int, Kind]) -> IdleCopies | No
     size = sum(tensor.untyped_storage().nbytes() for tensor in idle.values())
     addresses = {tensor.untyped_storage().data_ptr() for tensor in idle.values()}
     return IdleCopies(size, holding_places(addresses))
+
+
+def data_kinds(older: Mapping[int, Kind]) -> set[Kind]:
+    """Return the kinds of what a step reads that is older and that no module or optimizer has."""
+    owned = {tensor.untyped_storage()._cdata for tensor in _owned()}
+    return {kind for number, kind in older.items() if number not in owned}
+
+
+def _owned() -> list[Tensor]:
+    return [stored(tensor) for tensor in held_by_objects() if tensor.layout == torch.strided]
 
 
 def kind_of(tensor: Tensor) -> Kind:

@@ -25,7 +25,7 @@ PUTS = FILLS | frozenset(
 RECTIFIERS = frozenset(
     f"aten::{name}" for name in ("relu", "relu_", "threshold_backward", "clamp", "clamp_min")
 )
-LARGE_PRODUCT = 2**24  # multiply-adds from which the factors of a product are looked at
+LARGE_PRODUCT = 2**22  # multiply-adds from which the factors of a product are looked at
 LARGE_TENSOR = 2**20  # elements of a sum or an elementwise product
 LEAST_SIDE, LEAST_CHANNELS = 256, 8  # of matrices and kernels from before the step
 # Of a sample. ReLU leaves half, a one-hot factor one in hundreds; ReLU and padding together may
