@@ -20,9 +20,11 @@ from steplab.trace.analysis import UNATTRIBUTED
 
 SHARE = 0.01
 MIN_ELEMENTS = 1024  # a learning rate or a norm may well be double
-SAVED = 0.5  # of the bytes
-# Of products: tensor cores in tf32 against fp64 (H200: 495 and 67 TFLOP/s).
+SAVED = 0.5  # of the bytes; on a CPU of products, too
+# Of products on a device: tensor cores in tf32 against fp64 (H200: 495 and 67 TFLOP/s).
 SAVED_IN_PRODUCTS = 0.85
+WIDE = ("double", "c10::complex<double>")
+NARROW = {"float", "c10::BFloat16", "c10::Half", "c10::complex<float>"}
 # The first type in a kernel's template is that of its elements; optimizers have double scalars.
 _FIRST = re.compile(r"\b(c10::BFloat16|c10::Half|float|int|long|double)\b")
 _SIGNATURE = re.compile(r"\([^()]*at::Tensor[^()]*\)")  # of the function that launches it
@@ -41,7 +43,8 @@ def check(case: Case) -> Finding | None:
         return None
     products = mask & rows.labeled("category", lambda label: label.startswith("matmul"))
     casts = mask & rows.called(changes_dtype)  # they go altogether
-    gain = SAVED_IN_PRODUCTS * rows.ms(products) + rows.ms(casts)
+    in_products = SAVED_IN_PRODUCTS if case.on_device else SAVED
+    gain = in_products * rows.ms(products) + rows.ms(casts)
     gain += SAVED * rows.ms(mask & ~products & ~casts)
     return Claim(
         rule="wide_dtype",
@@ -58,6 +61,7 @@ def check(case: Case) -> Finding | None:
         why="float64 has twice the bytes, and what it meets becomes float64 too",
         gain_ms=gain,
         work=mask,
+        is_cause=True,  # of how long chains of it take
     )
 
 
@@ -68,7 +72,7 @@ def _is_wide(call: OpCall) -> bool:
     """
     if not call.name.startswith("aten::"):
         return False
-    wide = any(t is not None and t.dtype == "double" and t.dims for t in call.tensors)
+    wide = any(t is not None and t.dtype in WIDE and t.dims for t in call.tensors)
     return wide and max(call.numels) >= MIN_ELEMENTS
 
 
@@ -90,7 +94,7 @@ def _entries(rows: Rows, mask: Mask) -> list[str]:
 
 def _meets(call: OpCall) -> bool:
     dtypes = {t.dtype for t in call.tensors if t is not None and t.dims}
-    return "double" in dtypes and bool(dtypes & {"float", "c10::BFloat16", "c10::Half"})
+    return not dtypes.isdisjoint(WIDE) and bool(dtypes & NARROW)
 
 
 RULE = check
