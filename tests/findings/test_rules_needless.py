@@ -206,6 +206,15 @@ def test_double_precision_is_seen_in_shapes_and_in_names_of_kernels():
     run = replace(run, profile=Profile((0, 1, 1, 1), (), setup_lines=lines))
     asked = wide_dtype.RULE(cpu_case([mm(64, 64, 64, 400), added], run))
     assert "asked for at loop.py:4 (make)" in asked.evidence
+    # A CPU multiplies in double half as fast as in single precision.
+    product = mm(64, 64, 64, 400, "double")
+    assert wide_dtype.RULE(cpu_case([product], run)).gain_ms == pytest.approx(0.5 * 0.4)
+    assert wide_dtype.RULE(gpu_case([product])).gain_ms == pytest.approx(0.85 * 0.4)
+    kinds = ["c10::complex<float>", "c10::complex<double>"]
+    spectra = {"shapes": [[64, 64]] * 2, "dtypes": kinds}
+    promoted = RecordedOp("aten::mul", 100, args=spectra, line="net.py(5): forward")
+    found = wide_dtype.RULE(cpu_case([promoted, mm(64, 64, 64, 400)], run))
+    assert "narrower tensor at net.py:5 (forward)" in found.evidence[1]
     named = RecordedOp("", 100, "elementwise_kernel<128, 4, CUDAFunctor_add<double>, float>")
     assert wide_dtype.RULE(gpu_case([mm(64, 64, 64, 400), named])).stake_ms == pytest.approx(0.1)
     graph = RecordedOp("CompiledFunction", 300, args=tensors([4096, 4096], dtype="double"))
