@@ -221,13 +221,8 @@ class WatchedStep(TorchDispatchMode):
         to_host = name in HOST_READS or goes_to_host(inputs, made)
         if (not made and not written and not to_host) or name in VIEWS_IN_PLACE:
             return  # a view
-        sources = [self._value(tensor) for tensor in inputs]
         call, forward = self._compiled_place()
-        for place, (tensor, value) in enumerate(zip(inputs, sources, strict=True)):
-            picks = name in SELECTS and not place and made and not _picks_by_row(name, args)
-            chosen = made[0].numel() if picks else None
-            self._note_read(tensor, value.writer, chosen)
-            self._note_border(tensor, value.writer, call)
+        sources = self._note_inputs(name, args, inputs, made, call)
         fresh = name in OVERWRITES and shows_all(args[0])
         sources, index = sources[fresh:], len(self.seen.ops)
         asked = name, plain_arguments(from_front(func, args), kwargs), random
@@ -271,6 +266,18 @@ class WatchedStep(TorchDispatchMode):
         zero = is_zero(name, args, [value.zero for value in sources])
         value = _Value(number, index, constant, unchanged, zero, op.of_weights, copied=op.copied)
         self._note_results(value, [*made, *written])
+
+    def _note_inputs(
+        self, name: str, args: Any, inputs: list[Tensor], made: list[Tensor], call: int
+    ) -> list[_Value]:
+        """Note that an operator reads its inputs, and how much of them; return their values."""
+        sources = [self._value(tensor) for tensor in inputs]
+        picks = name in SELECTS and made and not _picks_by_row(name, args)
+        for place, (tensor, value) in enumerate(zip(inputs, sources, strict=True)):
+            chosen = made[0].numel() if picks and not place else None
+            self._note_read(tensor, value.writer, chosen)
+            self._note_border(tensor, value.writer, call)
+        return sources
 
     def _is_of_weights(self, func: OpOverload, inputs: list[Tensor]) -> bool:
         """Whether a forward works on trained weights alone, on each element or to add them up."""
