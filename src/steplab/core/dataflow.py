@@ -29,9 +29,7 @@ ROWS_OF_ZEROS = "6789"  # a product of which so many tenths of the rows are zero
 COPIED_ROWS = "ABCDEFGHIJ"
 ROWS_COPIED = "m"  # made these copies
 POOLED = "p"  # a product or a lookup of many rows of which only sums are read
-PENALTY = (
-    "d"  # it makes a number of the loss out of trained weights alone: weight decay by autograd
-)
+PENALTY = "d"  # it makes a number of the loss out of trained weights alone
 RUNNING = "t"  # a product with a triangle of equal numbers in each row: a running sum or mean
 NEEDED = "."
 

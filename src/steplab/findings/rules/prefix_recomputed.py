@@ -34,9 +34,8 @@ LEAST_TRAINED = 8  # turns with gradients: a few batches in the order of their l
 CALL_MS = 0.003  # of an operator on a CPU, however little it does
 LEAST_KNOWN = 0.75  # of a turn that the one before had; of chunks of a document it has less
 KV_CACHE = (
-    "keep the keys and values of earlier positions (a KV cache) and give the model the new "
-    "position alone: torch.nn.attention.flex_attention or a plain cat of keys and values, "
-    "use_cache=True in transformers"
+    "keep the keys and values of earlier positions (a KV cache; use_cache=True in transformers) "
+    "and give the model the new position alone"
 )
 ONE_PASS = "one pass over all positions with a causal mask, in place of a loop over prefixes"
 

@@ -210,11 +210,11 @@ def _copied_rows(case: Case, rows: Rows) -> Finding | None:
         return None
     mask = np.logical_or.reduce(list(masks.values()))
     spent, most = case.cost_ms(mask), max(costs, key=costs.__getitem__)
+    often = "about twice or more" if most == 2 else f"{most} times or more"
     makers = rows.totals("line", case.verdict(ROWS_COPIED), 1)
     return Claim(
         rule="repeated_work",
-        claim=f"each row is computed about {most} times or more: {units.milliseconds(spent)} a "
-        "step",
+        claim=f"each row is computed {often}: {units.milliseconds(spent)} a step",
         evidence=(
             "its input has copies of fewer rows, by expand, repeat, an index or overlapping windows"
             + "".join(f", made at {total.label}" for total in makers),
