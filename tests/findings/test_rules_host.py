@@ -112,6 +112,17 @@ def test_a_loader_that_sleeps_is_no_launching(name):
     assert f"train.py:9 ({name})" in found.claim and "train.py:9" in found.evidence[1]
 
 
+@pytest.mark.parametrize(
+    ("caller", "rule"),
+    [("contextlib.py(132): __enter__", "host_stall"), ("train.py(5): step", "data_stall")],
+)
+def test_entering_a_context_is_no_fetching(caller, rule):
+    """contextlib enters a generator's context by `next`, as a loop asks a loader."""
+    waits = [python("train.py(9): steps", 0, 50_000_000), python(caller, 500, 49_900_000)]
+    waits += [python("<built-in function next>", 600, 49_899_000)]
+    assert rules(own_loop(*waits)) == [rule]
+
+
 def test_python_and_operators_of_the_host_are_named():
     for name in ("sample", "make", "log"):
         logging = own_loop(python(f"train.py(30): {name}", 0, 50_000_000))

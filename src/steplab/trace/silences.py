@@ -22,7 +22,7 @@ from steplab.trace.analysis import UNATTRIBUTED, Labels, Silences, Syncs, Window
 from steplab.trace.attribution import Attribution
 from steplab.trace.events import KERNEL, Codes, Ints, Trace, at_rows
 from steplab.trace.host_calls import find_launches
-from steplab.trace.lines import is_code, is_framework, is_loader
+from steplab.trace.lines import NEXT, is_code, is_framework, is_loader
 from steplab.trace.phases import AUTOGRAD_NODE, phase_of_call
 from steplab.trace.spans import Intervals, nest, union
 from steplab.trace.windows import STEP_RANGE, borders
@@ -62,7 +62,7 @@ class HostView:
         python = trace.python
         self.has_stacks = len(python) > 0
         self._code = nest(python, trace.named(python, is_code))
-        self._loading = nest(python, trace.named(python, _loads))
+        self._loading = nest(python, trace.named(python, _loads) & ~_enters(trace))
         self._threads = _threads(trace)
         self._compiling = _spans_of(trace, COMPILING)
         self._capturing = captures(trace)
@@ -356,6 +356,15 @@ def _spans_of(trace: Trace, names: tuple[str, ...]) -> Intervals:
 def computes(op: str) -> bool:
     """Whether an operator computes; one that only allocates or views is torch's own time."""
     return op.startswith("aten::") and _NO_WORK.fullmatch(op) is None
+
+
+def _enters(trace: Trace) -> NDArray[np.bool_]:
+    """Return the calls of `next` by which contextlib enters or leaves a `with`."""
+    python = trace.python
+    found = trace.named(python, NEXT.__eq__)
+    frames = nest(python, trace.named(python, lambda name: "contextlib.py(" in name))
+    found[found] = frames.innermost(python.thread[found], python.start[found]) >= 0
+    return found
 
 
 def _loads(call: str) -> bool:
